@@ -236,7 +236,7 @@ def test_a_broken_link_ends_the_build_of_the_pages(project: Path, tmp_path: Path
 
 
 @pytest.mark.needs("browser")
-def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
+def test_search_works_from_a_disk_and_no_page_has_a_cut_table_or_a_serious_barrier_to_a_reader(
     browser: Browser, project: Path, tmp_path: Path
 ) -> None:
     assert run_command(f"mkdocs build --strict --site-dir {tmp_path}", project).returncode == 0
@@ -244,6 +244,7 @@ def test_search_works_from_a_disk_and_no_table_is_cut_at_1280_pixels(
     for page in sorted(tmp_path.glob("[!4]*.html")):  # 404.html only works on a server
         browser.open(page.as_uri())
         assert browser.run(CUT) == [], page.name
+        assert browser.barriers() == [], page.name
     browser.open((tmp_path / "index.html").as_uri())
     browser.run(f"document.querySelector('[data-md-toggle=search]').click(); {FIELD}.focus()")
     browser.wait("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")

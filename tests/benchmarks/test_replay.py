@@ -130,7 +130,7 @@ def test_the_command_that_installs_a_logs_missing_benchmark_is_named(
             assert worlds.reference(rollout) == []
     with open_worlds() as worlds:
         assert worlds.of(failure("chat", "a:1", {"kind": "chat"})) is None and not worlds.missing
-    with pytest.raises(UserError, match="no world of benchmark 'chess'"):
+    with pytest.raises(UserError, match="captrain cannot replay in benchmark 'chess'"):
         open_worlds("chess")
 
 

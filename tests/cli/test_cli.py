@@ -88,7 +88,7 @@ def test_outside_a_project_the_message_says_where_to_run(tmp_path: Path, captrai
 
 def test_without_jobs_a_message_is_printed(project: Path, captrain: Captrain) -> None:
     status, out, _ = captrain(project, "jobs")
-    assert status == 0 and out.startswith("no job was ever submitted here")
+    assert status == 0 and out.startswith("no jobs were submitted here")
 
 
 def test_the_sweep_command_has_help(tmp_path: Path) -> None:
@@ -149,7 +149,16 @@ def test_the_page_shows_the_output_of_a_synthesis(committed: Path, tmp_path: Pat
     assert shown and shown[0] in out
 
 
+def test_synthesize_without_a_diagnosis_outside_of_a_project_names_the_option(
+    tmp_path: Path, captrain: Captrain
+) -> None:
+    status, _, error = captrain(tmp_path, "synthesize", "missing_lookup", "--out", "made")
+    assert status == 2 and "--diagnosis is missing" in error and "add --diagnosis DIR" in error
+
+
 def test_missing_results_name_the_remedy(project: Path, captrain: Captrain) -> None:
+    assert "no stage has run here\n  remedy: run `captrain run`" in captrain(project, "results")[2]
+    (project / "results").mkdir()
     assert "dvc repro comparison" in captrain(project, "results")[2]
 
 

@@ -155,7 +155,7 @@ def test_a_file_that_is_no_log_ends_in_one_message(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(
         UserError,
-        match=r"there is no rollout in .*notes\.json(.|\n)*remedy: docs/formats\.md lists what each format needs",
+        match=r"there is no rollout in .*notes\.json(.|\n)*docs/formats\.md says what each needs",
     ):
         diagnose(path, "--out", tmp_path)
 

@@ -98,3 +98,14 @@ def test_the_pictures_on_the_page_are_there_and_small() -> None:
     )
     assert len(pictures) == 3 and sum(path.stat().st_size for path in pictures) < MOST
     assert {path.name for path in pictures} <= {*re.findall(r"\((diagnose-\w+\.png)\)", pages)}
+
+
+@pytest.mark.needs("browser")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_has_no_serious_barrier_to_a_reader_with_a_screen_reader_or_weak_eyes(
+    browser: Browser, page: Path, dark: bool
+) -> None:
+    browser.screen(1000, 720, dark)
+    browser.open(page.as_uri())
+    browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert browser.barriers() == []

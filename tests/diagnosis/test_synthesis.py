@@ -162,7 +162,7 @@ def test_what_cannot_be_made_is_one_message_with_the_remedy(elsewhere: Path) -> 
     assert "captrain synthesize wrong_argument" not in advice(elsewhere / "bare")["wrong_argument"]
     assert "--tools FILE" in advice(elsewhere / "bare")["wrong_argument"]
     order = ("synthesize", "wrong_argument", "--out", "environments", "--diagnosis")
-    with pytest.raises(UserError, match=r"the schema of \w+ is not known(.|\n)*--tools"):
+    with pytest.raises(UserError, match=r"the schemas of \d+ tools? are missing, such as \w+(.|\n)*--tools"):
         run(*order, "bare", "--model", "m")
     (elsewhere / "tools.json").write_text(json.dumps(TOOLS))
     status, printed = run(*order, "bare", "--model", "m", "--tools", "tools.json", "--dry-run")

@@ -348,9 +348,9 @@ def test_the_report_of_a_fresh_clone_says_what_is_missing(project: Path, tmp_pat
     assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "report").glob("*.html"))
 
 
-STUDY = """experiment,seed,adapters.rollouts,method,label,pass_rate,low,high,rollouts_spent,cpu_s
-default,0,80,base,base,0.374000,0.332000,0.416000,0,
-default,0,80,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
+STUDY = """experiment,seed,adapters.rollouts,gepa.run,point,method,label,pass_rate,low,high,rollouts_spent,cpu_s
+default,0,80,False,default-0-49d8d6fa,base,base,0.374000,0.332000,0.416000,0,
+default,0,80,False,default-0-49d8d6fa,trace,TRACE,0.512345,0.470000,0.550000,1280.000000,
 """
 SUMMARY = """experiment,quantity,seeds,mean,low,high
 default,trace-base,5,0.198,0.141,0.256
@@ -373,6 +373,7 @@ def test_several_runs_have_a_view_with_their_tables_and_figures(project: Path, t
     assert "Neither" not in text and "default trace-base 5 0.198 0.141 0.256" in text
     assert "adapters.rollouts" in text and "TRACE 0.512 0.470 0.550 1,280" in text
     assert "cpu s" not in text  # a column without a value
+    assert "default 0 80 no TRACE 0.512" in text and "49d8d6fa" not in text  # words in place of ids and True or False
     assert [given["src"] for tag, given in found.tags if tag == "img"] == ["figure-scaling.png"]
     assert (tmp_path / "report/figure-scaling.png").read_bytes() == PIXEL
 
@@ -546,7 +547,7 @@ def test_a_wrong_column_or_value_is_named(breakable: Path, name: str, old: str, 
 def test_the_report_of_a_project_that_never_ran_says_how_to_run_it(tmp_path: Path, captrain: Captrain) -> None:
     publish_text(tmp_path / "dvc.yaml", "stages: {}\n")
     status, out, _ = captrain(tmp_path, "report")
-    assert status == 0 and "no stage was run here yet" in out and "`captrain run`" in out
+    assert status == 0 and "No stage has run here yet" in out and "`captrain run`" in out
 
 
 def test_the_report_of_an_empty_project_says_what_is_missing(tmp_path: Path) -> None:
@@ -711,3 +712,16 @@ def test_no_view_scrolls_sideways_on_a_phone_in_the_dark(browser: Browser, repor
         assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
         browser.picture(tmp_path / f"phone-{name}.png")
     assert browser.faults() == []
+
+
+@pytest.mark.needs("browser")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_view_has_a_serious_barrier_to_a_reader_with_a_screen_reader_or_weak_eyes(
+    browser: Browser, report: Path, dark: bool
+) -> None:
+    browser.screen(1280, 900, dark)
+    browser.open((report / "index.html").as_uri())
+    for name in browser.run("[...document.querySelectorAll('.view')].map((one) => one.id)"):
+        browser.run(f"location.hash = '{name}'")
+        browser.wait(f"!document.getElementById('{name}').hidden")
+        assert browser.barriers() == [], name

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,16 @@ class Browser:
             ):
                 found.append(params["request"]["url"])
         return found
+
+    def barriers(self) -> list[str]:
+        """List the serious and critical faults of accessibility that axe finds in the open page."""
+        self.run(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8") + "; 0")
+        found = self.run("axe.run(document, {resultTypes: ['violations']}).then((result) => result.violations)")
+        return [
+            f"{fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+        ]
 
     def close(self) -> None:
         self.process.kill()

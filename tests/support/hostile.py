@@ -253,10 +253,10 @@ def table(heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Rewrite the tables of the page, each below its heading."""
+    """Rewrite the tables of the page, each below its mark."""
     tables = {
-        "programs": table("| file | tries | stopped by | verdict | s |", hostile_rows()),
-        "environments": table("| file | what is wrong | checks that fail | s |", bad_rows()),
+        "programs": table("| program | what it tries | what stops it | captrain reports | seconds |", hostile_rows()),
+        "environments": table("| environment | what is wrong | checks that refuse it | seconds |", bad_rows()),
     }
     text, confinement = PAGE.read_text(), str(active_confinement())
     for name, rows in tables.items():

@@ -285,5 +285,5 @@ def open_worlds(
         UserError: there is no such benchmark.
     """
     if benchmark and benchmark not in NAMES:
-        raise UserError(f"no world of benchmark {benchmark!r} can be opened", f"there are {', '.join(NAMES)}")
+        raise UserError(f"captrain cannot replay in benchmark {benchmark!r}", f"choose one of {', '.join(NAMES)}")
     return Worlds(benchmark, target, machine)

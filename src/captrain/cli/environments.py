@@ -21,7 +21,7 @@ from captrain.cli.console import (
 )
 from captrain.errors import UserError
 from captrain.records import counted
-from captrain.run import require_folder, user_outputs
+from captrain.run import find_project, require_folder, user_outputs
 
 Sandbox = Annotated[
     Literal["strong", "strong, one layer", "basic"] | None,
@@ -64,6 +64,11 @@ def synthesize(
     """
     require_folder(out)
     access = model_access(endpoint_env, key_env, tokens, prices)
+    if folder is None and find_project(Path.cwd()) is None:
+        raise UserError(
+            "there is no diagnosis to read: --diagnosis is missing, and this folder is not in a project",
+            "add --diagnosis DIR, the folder that `captrain diagnose` wrote",
+        )
     evidence = diagnosis.read_diagnosis(folder, tools) if folder else diagnosis.read_project_diagnosis(project_root())
     project, base = evidence.project, None
     if project is not None and out.resolve().is_relative_to((project / "results").resolve()):

@@ -68,7 +68,7 @@ def report(
     pages = build(root, out)
     print_all(f"{out / 'index.html'} ({counted(len(pages), 'file')})")
     if not (root / "dvc.lock").exists():
-        print_all("no stage was run here yet, so the page only says how to make its parts: `captrain run`")
+        print_all("No stage has run here yet, so the page has no results. Start with `captrain run`.")
 
 
 def verify(
@@ -104,4 +104,4 @@ def jobs(id: Annotated[str | None, typer.Argument(metavar="ID", help="Print the 
         print(plain(job_log(project_root(), id)), end="")
     else:
         table = jobs_table(project_root())
-        print_all(table if table.row_count else "no job was ever submitted here; machine=slurm submits jobs")
+        print_all(table if table.row_count else "no jobs were submitted here; machine=slurm submits jobs")

@@ -115,7 +115,8 @@ def design_tables(design: Design, difference: float | None, source: str) -> list
         gains = [detectable(replace(design, tasks=tasks, trials=trials)) for tasks in counts]
         cells = ["none" if gain is None else f"{gain:.3f}" for gain in gains]
         table.add_row(str(trials), *cells, style="bold" if trials == design.trials else None)
-    title = f"Least gain over {design.base:.3f} detected with power {design.power:g} at level {design.level:g}"
+    given = f"power {design.power:g}, level {design.level:g}"
+    title = f"Smallest detectable gain over a pass rate of {design.base:.3f} ({given})"
     parts: list[RenderableType] = [title, table]
     if difference is not None:
         trials = trials_needed(design, difference) or f"more than {MAX_TRIALS}"

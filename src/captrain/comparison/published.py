@@ -149,7 +149,7 @@ def published_tables(root: Path) -> list[Table]:
             ours = NOT_RUN if pd.isna(row["ours"]) else f"{row['ours']:.{rates.decimals}f} ({row['our_tasks']} tasks)"
             tasks, published = f"{row['at']}, {row['tasks']}", f"{row['published']:.{rates.decimals}f}"
             numbers.add_row(rates.title, rates.version, label(row["method"]), tasks, published, ours)
-    disagreements = Table("where", "printed", "by computation", title="Printed numbers that contradict each other")
+    disagreements = Table("where", "printed", "contradicted by", title="Printed numbers that contradict each other")
     for disagreement in known.disagreements:
         disagreements.add_row(disagreement.place, disagreement.value, disagreement.computed)
     return [numbers, disagreements]

@@ -1,9 +1,9 @@
-"""One list of advice, most urgent first: what the agent does wrong most often, then all else that there is to do.
+"""One list of advice, most urgent first: the agent's most frequent faults, then everything else.
 
-The terminal, report.md and report.html print this list, and nothing beside it gives advice. A line in the prompt
+The terminal, report.md and report.html print this list. All advice is in it. A line in the prompt
 reminds an agent of what it can do but forgets. It cannot teach computing, choosing or copying, and it may cost
-elsewhere, which only a run shows. Training needs a contrast that holds, and tools to build an environment. No advice
-tells an agent to make a change because changes go with passing.
+elsewhere, which only a run shows. Training needs a contrast that holds, and tools to build an environment. Advice never
+recommends a change only because it correlates with passing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ MARGIN = 0.02
 DEEDS = {
     "made": "does not call {0}",
     "equal": "calls {0} with the wrong {1}",
-    "instead": "makes another call in place of {0}",
+    "instead": "makes another call instead of {0}",
     "beyond": "calls {0} where it should not",
     "told": "does not tell {0}",
     "ended": "ends too early",
@@ -36,7 +36,7 @@ DEEDS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about a subject: a step to repair, a kind of cause, the benchmark or the simulator.
+    """What to do about a step to repair, a cause, the benchmark or the simulated user.
 
     actions: what to do, in order. command: to be typed, "" if there is none. facts: counts of a step to repair, "" for
     other subjects. cause: id and title of the most frequent cause of these failures, "" if none. example: a failure
@@ -53,7 +53,7 @@ class Advice:
 
 @dataclass
 class _Remedies:
-    """What to do about each cause, said once in the list.
+    """What to do about each cause; each remedy appears once in the list.
 
     training: for each selected cause, why or how an environment can be made, and the command.
     """
@@ -80,7 +80,7 @@ def titled(cause: str) -> str:
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
-    """Advise, most urgent first: steps to fix, faults that are not the agent's, then causes that no step names.
+    """List the advice, most urgent first: steps to fix, faults outside of the agent, then the remaining causes.
 
     Args:
         diagnosis: of logs.
@@ -92,7 +92,7 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     writers = possible_writers(diagnosis) if selected else {}
     remedies = _Remedies({name: _training(name, writers.get(name), folder) for name in selected})
     fixes = [_about_fix(fix, account.failures, remedies) for fix in diagnosis.findings.fixes]
-    # What no failure has as a cause stays a row of the ranking.
+    # Other candidates appear only in the ranking.
     graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
     others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
     return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
@@ -125,7 +125,7 @@ def _about_unexplained(account: Account) -> list[Advice]:
 
 
 def deed_of(fix: Fix) -> str:
-    """Say what the agent does: the step to repair, and the other steps of the very same failures."""
+    """Describe what the agent does wrong at a step, with up to one other step of the same failures."""
     keys = [fix.key, *fix.halves]
     deeds = [CAUSES[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
     return ", and ".join(deeds[:2]) + (f", and {len(deeds) - 2} more" if len(deeds) > 2 else "")
@@ -171,7 +171,7 @@ def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies)
 
 
 def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:
-    """What to do about a cause that is not selected, with this gap and this rate among passed rollouts."""
+    """List what to do about a cause that was not selected."""
     reminder = [f'a line in the prompt costs little: "{line}"'] if line else []
     if gap is None or passed is None:
         return ["bring passed rollouts of such tasks: these logs have none to compare with", *reminder]
@@ -189,7 +189,7 @@ def _open_question(account: Account, gap: float | None, passed: float | None, li
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:
-    """How to get an environment for a cause, and the command, where it would work."""
+    """Return how to make an environment for a cause, and the command ("" if it cannot work yet)."""
     if writer is None:
         return (
             "; an environment needs the tools' schemas, which these logs lack: add them to the logs as `tools`, or "

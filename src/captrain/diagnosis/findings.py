@@ -1,8 +1,8 @@
 """Findings that a developer can act on: the steps, tasks and orders of calls that correlate with failure, and what to
 fix.
 
-Rollouts are counted one by one. What the order of calls and the comparison of trials need of each is stored in a
-temporary SQLite database. Calls are those of the agent, and those of a simulated user with tools of its own. A text of
+Rollouts are counted one by one. A temporary SQLite database holds their calls, for the order of calls and the
+comparison of trials. Calls are those of the agent, and those of a simulated user with tools of its own. A text of
 several words is not a value: two wordings of one thing are not a difference.
 """
 
@@ -115,9 +115,8 @@ class Findings:
     """What correlates with failure, and what to fix.
 
     steps, tasks, order, seen: associations of reference steps, of task values, of orders of calls, and of observations.
-    examples: one for each
-    order feature that holds. partings: the first calls in which a passed and a failed trial differ, with the number of
-    tasks. mixed: tasks with passed and failed trials. fixes: what to fix first.
+    examples: one for each order of calls that correlates. partings: the first calls in which a passed and a failed
+    trial differ, with the number of tasks. mixed: tasks with passed and failed trials. fixes: what to fix first.
     """
 
     steps: list[Association]
@@ -308,9 +307,9 @@ def _key_of(step: RepairStep, *, is_swap: bool) -> Key:
 
 
 def _faults_of(row: DiagnosedRollout) -> Iterator[Fault]:
-    """What a rollout has to be repaired in, or else its primary cause.
+    """Yield the steps that must be repaired in a rollout; if there are none, its primary cause.
 
-    A dropped and an inserted call with the same reason are one fault. Steps whose cause is not sure are none.
+    A dropped and an inserted call with the same reason count as one fault. Steps without a sure cause are skipped.
     """
     if row.standing == "suspect":
         evidence = "; ".join(row.suspicions)
@@ -330,7 +329,7 @@ def _faults_of(row: DiagnosedRollout) -> Iterator[Fault]:
 
 
 def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[str, str]:
-    """The first calls in which a failed trial differs from the passed trial that it follows longest."""
+    """Return the first calls that differ between a failed trial and the passed trial with the longest common start."""
 
     def identity(call: Call) -> tuple[str, list[tuple[str, str]]]:
         return call.step, [(name, value) for name, value in call.values.items() if not value.startswith("~")]

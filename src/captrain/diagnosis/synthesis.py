@@ -30,7 +30,7 @@ from captrain.environments import (
     synthesize,
 )
 from captrain.errors import UserError
-from captrain.records import Capability, JsonObject, Message, Rollout, digest, load, read_json
+from captrain.records import Capability, JsonObject, Message, Rollout, counted, digest, load, read_json
 from captrain.run import (
     Component,
     ModelAccess,
@@ -252,8 +252,7 @@ def order_synthesis(
 
     Raises:
         UserError: there is no such capability, its failures show nothing that a program could train, or schemas,
-        benchmark
-            or model are missing.
+            benchmark or model are missing.
     """
     if name not in evidence.capabilities:
         raise UserError(f"the diagnosis has no capability {name}", alternatives(name, evidence.capabilities))
@@ -261,16 +260,16 @@ def order_synthesis(
     if sandbox:
         spec = spec.model_copy(update={"machine": spec.machine.model_copy(update={"sandbox": sandbox})})
     benchmark = _benchmark(evidence, spec, is_program=not model)
-    remedy = "or be in the project of the benchmark that the logs are of"
+    remedy = "or run the command in the project of the logs' benchmark"
     if benchmark is None and (unknown := evidence.without_schema(evidence.tools)):
         raise UserError(
-            f"the schema of {unknown[0]} is not known, nor are those of {len(unknown) - 1} other tools in these logs",
-            f"name a file of schemas by --tools, {remedy}",
+            f"the schemas of {counted(len(unknown), 'tool')} are missing, such as {unknown[0]}",
+            f"pass a JSON file of schemas with --tools FILE, {remedy}",
         )
     if benchmark is None and not model:
         raise UserError(
-            "there is no benchmark here that an environment could be derived from, and no language model is named",
-            f"name a model by --model, {remedy}",
+            "captrain cannot derive this environment by a program: this folder is not a project of the logs' benchmark",
+            f"let a language model write it with --model MODEL, {remedy}",
         )
     logged = LoggedTasks(evidence.rollouts, evidence.tools)
     target = benchmark or CheckedEnvironment(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))

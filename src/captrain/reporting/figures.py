@@ -124,18 +124,21 @@ def draw(results: Path, out: Path, width: float = WIDTH) -> list[Path]:
         ),
         "causality": (
             causal_rows(results),
-            "no capability was tested; `dvc repro causality` tests those that have adapters",
+            "no capability was tested; `dvc repro causality` tests each one that has an adapter",
         ),
-        "rediscovery": (rediscovered(results), "the agent was not diagnosed again; baselines.solutions does it"),
+        "rediscovery": (
+            rediscovered(results),
+            "the agent was not diagnosed again; baselines.solutions does that",
+        ),
         "curve": (
             curve_rows(results),
-            "no adapter was evaluated before the end of its training; curve.points does it",
+            "adapters were evaluated only after training; set curve.points to evaluate them earlier",
         ),
     }
     for name, (rows, reason) in optional.items():
         if not rows:
             del figures[name]
-            print(f"{name}: not drawn, for {reason}")
+            print(f"figure {name} skipped: {reason}")
     return render({name: partial(make, results, width) for name, make in figures.items()}, out)
 
 

@@ -176,6 +176,8 @@ def results(root: Path, *, complete: bool = False) -> RenderableType:
             discovery split (for a benchmark that describes itself), the causal test and re-discovery.
     """
     folder = root / "results/evaluation"
+    if not (root / "results").exists():
+        raise UserError("there are no results yet: no stage has run here", "run `captrain run`")
     discovery = _discovery(root)
     if discovery and not folder.exists():
         return Group(discovery, Text("the test split has not been played: `dvc repro comparison`"))
@@ -245,12 +247,14 @@ def _rates(rows: Sequence[ComparisonRow], confidence: float) -> Table:
 def _compared(differences: pd.DataFrame, firsts: Sequence[str], others: Sequence[str], level: float) -> Table:
     """Tabulate the differences of the methods `firsts` to others."""
     compared = Table.grid(padding=(0, 2))
+    rows = differences.dropna(subset=["difference"]).to_dict("records")
     for first in dict.fromkeys(firsts):
-        compared.add_row(f"Difference of {label(first)}", style="bold")
-        for row in differences.dropna(subset=["difference"]).to_dict("records"):
-            if row["first"] == first and row["second"] in others:
-                cells = [f"  to {label(row['second'])}", f"{row['difference']:+.3f}"]
-                compared.add_row(*cells, f"{row['low']:+.3f} to {row['high']:+.3f}", verdict(row, level))
+        pairs = [row for row in rows if row["first"] == first and row["second"] in others]
+        if pairs:
+            compared.add_row(f"Difference of {label(first)}", style="bold")
+        for row in pairs:
+            cells = [f"  to {label(row['second'])}", f"{row['difference']:+.3f}"]
+            compared.add_row(*cells, f"{row['low']:+.3f} to {row['high']:+.3f}", verdict(row, level))
     return compared
 
 

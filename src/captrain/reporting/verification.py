@@ -142,7 +142,7 @@ def _read_pipeline(root: Path) -> _Pipeline:
         return Path(path).relative_to(root).as_posix() if Path(path).is_relative_to(root) else path
 
     if not (root / LOCK).exists():
-        raise UserError("dvc.lock is missing: no stage was ever run here", "run `dvc repro`")
+        raise UserError("nothing to verify: no stage has run here (dvc.lock is missing)", "run `captrain run`")
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     for path in (root / name for name in READ_BY_DVC):
         if path.exists() and not path.is_dir():

@@ -207,9 +207,7 @@ def _check_value(key: str, value: object, annotation: Any) -> None:
             optional = type(None) in get_args(annotation)
             if inner is None and not (optional and value is None):
                 kinds = "null or a component" if optional else "a component"
-                raise UserError(
-                    f"{key} = {value!r}: input should be {kinds}, a mapping with _target_", REMEDY
-                ) from None
+                raise UserError(f"{key} = {value!r}: must be {kinds}, a mapping with _target_", REMEDY) from None
         except ValidationError as error:
             raise UserError(_first_problem(key, error), f"set {key}=VALUE" if value is None else REMEDY) from None
     if inner is not None:
@@ -243,6 +241,7 @@ def problem_text(problem: ErrorDetails) -> str:
     if problem["type"] in texts:
         return texts[problem["type"]]
     message = str(problem.get("ctx", {}).get("error", "")) or problem["msg"][0].lower() + problem["msg"][1:]
+    message = re.sub("^input should (not )?be", r"must \1be", message)
     return f"{key} = {excerpt(repr(problem['input']))}: {message}" if key else message
 
 

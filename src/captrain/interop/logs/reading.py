@@ -144,9 +144,9 @@ FORMATS = ", ".join(
     )
 )
 REMEDY = (
-    f"docs/formats.md lists what each format needs: {FORMATS}. ToolSandbox is named by its folder with "
-    "result_summary.json. Or give an object like this for each dialogue, reward 1 for passed and 0 for failed:\n"
-    f"{EXAMPLE}"
+    "write each dialogue like this, 1 for passed and 0 for failed:\n"
+    f"{EXAMPLE}\nOr name logs of another format. docs/formats.md says what each needs; for ToolSandbox, name the "
+    f"folder with result_summary.json.\nFormats: {FORMATS}"
 )
 NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
@@ -322,7 +322,7 @@ class _Reader:
             [(reason, number)] = reasons.most_common(1)
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
-                f"cannot be read, {number} of them since {reason}, the first {first_places[reason]}",
+                f"cannot be read. In {number} of them, the first at {first_places[reason]}: {reason}",
                 self.remedy(source.about["format"], [reason]),
             )
         self.read.add(source.file)
@@ -373,7 +373,7 @@ class _Reader:
         nothing = (
             "the file is empty, or its run ended before the first sample"
             if self.sources
-            else "the folders hold no file of results"
+            else "these folders contain no log that captrain can read"
         )
         return UserError(
             f"there is no rollout in {', '.join(names)}: {'; '.join(reasons) or nothing}",
@@ -517,7 +517,7 @@ def _files(paths: Sequence[Path], folders: ExitStack) -> Iterator[_File]:
     """Yield the files to read: those given, unpacked, and in folders those that look like results."""
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path} does not exist", "name a file or folder that does")
+            raise UserError(f"{path} does not exist", "check the path: name a log file, or a folder of them")
         if path.is_dir():
             found = [*_found(path)]
             joined = [*_joined_events(found, folders)]

@@ -57,6 +57,19 @@ EXAMPLES = 5
 """Rollouts that are shown in full for each capability."""
 
 
+HEADINGS = {
+    "label": "row",
+    "reading": "verdict",
+    "over_grpo": "difference to GRPO",
+    "over_low": "from",
+    "over_high": "to",
+}
+"""Headings of columns in tables of several runs."""
+ANSWERS = {"True": "yes", "False": "no"}
+REPEATED = {"method": "label", "distinguishable": "reading", "point": "seed"}
+"""Columns of ids that say the same as a column of words."""
+
+
 def build(root: Path, out: Path) -> list[Path]:
     """Write the report of a project.
 
@@ -146,15 +159,22 @@ def _least(candidates: Sequence[CandidateAccount]) -> float:
 def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     """Format the non-empty columns of any table: heading (`#` marks numbers), and the text of each row."""
     columns = []
-    for name in rows[0]:
+    repeated = {name for name, words in REPEATED.items() if words in rows[0]}
+    for name in [name for name in rows[0] if name not in repeated]:
         values = [row[name] for row in rows if row[name] is not None]
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         form = ("{:,.0f}" if all(float(value).is_integer() for value in values) else "{:.3f}") if numeric else "{}"
         if values:
             texts = ["" if row[name] is None else form.format(row[name]) for row in rows]
-            if name == "reading":
-                name, texts = "verdict", [VERDICTS.get(text, text) for text in texts]
-            columns.append(("#" * numeric + name.replace("_", " "), texts))
+            if name in ("first", "second"):
+                texts = [label(text) for text in texts]
+            elif name == "reading":
+                texts = [VERDICTS.get(text, text) for text in texts]
+            elif name == "selected":
+                texts = [", ".join(text.split()) for text in texts]
+            else:
+                texts = [ANSWERS.get(text, text) for text in texts]
+            columns.append(("#" * numeric + HEADINGS.get(name, name).replace("_", " "), texts))
     return columns
 
 
