@@ -13,18 +13,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.cluster.slurm import Cluster, running
+from support.letters import LETTERS
 from support.results import account
 from support.scripts import load_script
+from support.training import inside, job
 from support.waiting import PATIENCE, alive, until
 from support.warm import EXECUTABLE, warm_commands
 
 from captrain.comparison import point_rows
-from captrain.comparison.points import LOCKS, SweepPoint, run
+from captrain.comparison.points import LOCKS, SweepPoint, prepare, run
 from captrain.comparison.sweep import point_of, sweep_name
 from captrain.errors import UserError
 from captrain.projects import init_project
-from captrain.records import publish_text
+from captrain.records import Task, publish_text
 from captrain.run import Choice, exclusive
+from captrain.training.runs import train
 
 STUDIES = load_script("study_figures").STUDIES
 CONF = Path(__file__).parents[2] / "conf"
@@ -166,6 +169,24 @@ def test_points_share_stages_and_fail_and_rerun_independently(project: Path) -> 
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said
     assert len(points(project, "thresholds")) == 4
+
+
+@pytest.mark.usefixtures("vouched")
+def test_points_with_one_to_four_capabilities_train_four_adapters(
+    project: Path, tiny: Path, opened: list[Task]
+) -> None:
+    def play(count: int) -> list[str]:
+        """The digests of a point's adapters; it trains them by jobs as those of stage `adapters`."""
+        point = SweepPoint(Choice(experiment="default", seed=0, overrides=[f"capabilities.count={count}"]))
+        with inside(prepare(point, project)):
+            return [train(job(tiny, path, name=path.stem, rollouts=8)).digest for path in environments[:count]]
+
+    environments = [project / f"{letter}.py" for letter in "abcd"]
+    for path in environments:
+        path.write_text(LETTERS.format(name=path.stem, flat=0))
+    digests = [play(count) for count in (1, 2, 3, 4)]
+    assert len(opened) == 4 * 8
+    assert all(one == digests[3][: len(one)] for one in digests) and len({*digests[3]}) == 4
 
 
 @pytest.mark.needs("minutes")

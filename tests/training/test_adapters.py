@@ -18,6 +18,7 @@ from support.stages import stage
 from support.training import (
     GRPO,
     ROOT,
+    fine_tuned,
     groups,
     inside,
     interrupted,
@@ -41,7 +42,7 @@ from captrain.ledger import LedgerEntry
 from captrain.models.lora import Adapter, adapter_digest
 from captrain.records import Task, load
 from captrain.run import compose_spec, load_spec
-from captrain.run.machine import Machine
+from captrain.run.machine import Accelerate, Machine
 from captrain.training.checkpoints import MARK, last_checkpoint
 from captrain.training.jobs import EnvironmentFile, Trained, TrainingEnvironment
 from captrain.training.recipe import capability_jobs
@@ -105,6 +106,14 @@ def test_a_finished_training_is_read_from_its_workspace(
             again = train(job(tiny, environment, **change))
             assert (again.digest, again.history, opened) == (trained.digest, trained.history, [])
         assert len(list(Path(".cache/adapters").iterdir())) == 1
+
+
+def test_another_precision_is_another_training(tiny: Path, environment: Path, tmp_path: Path) -> None:
+    one = job(tiny, environment, rollouts=8)
+    coarse = one.on(one.machine.model_copy(update={"accelerate": Accelerate(precision="float32")}))
+    with inside(tmp_path):
+        assert train(one).folder != train(coarse).folder
+        assert fine_tuned(tiny, tmp_path, one.machine).folder != fine_tuned(tiny, tmp_path, coarse.machine).folder
 
 
 def test_an_interrupted_training_resumes_from_its_last_whole_checkpoint(

@@ -1,9 +1,11 @@
 """Points of a sweep: the pipeline with other settings, each in its own workspace.
 
 A workspace holds the files under git as they are here, its own params.yaml, and the DVC cache of this repository, so a
-stage that ran for one point is restored for another. Points may run at the same time, on one machine or on several with
-a shared file system. Each stage runs under a lock named by everything that decides its outputs, so two points never run
-the same stage twice. A failed or interrupted point resumes after its last finished stage.
+stage that ran for one point is restored for another. Points also share the adapters that they train by rollouts, so an
+adapter that two points need is trained once even if their stages differ. Points may run at the same time, on one
+machine or on several with a shared file system. Each stage runs under a lock named by everything that decides its
+outputs, so two points never run the same stage twice. A failed or interrupted point resumes after its last finished
+stage.
 
 A finished point is a table with one row per method, small enough for git. Sweeps and replicates write such tables, and
 figures over several runs use them alone (`captrain.reporting`). The table is read from the point's results, so it takes
@@ -30,6 +32,7 @@ from captrain.comparison.tables import evaluation_table
 from captrain.errors import UserError
 from captrain.records import digest, publish_text, read_table
 from captrain.run import Choice, clean, exclusive, launch, times
+from captrain.training import TRAININGS
 
 if TYPE_CHECKING:
     from dvc.stage import PipelineStage
@@ -88,6 +91,11 @@ def prepare(point: SweepPoint, root: Path) -> Path:
             continue
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, workspace / name)
+    shared, own = root / TRAININGS, workspace / TRAININGS
+    shared.mkdir(parents=True, exist_ok=True)
+    if not own.is_dir():
+        own.parent.mkdir(exist_ok=True)
+        own.symlink_to(os.path.relpath(shared, own.parent))
     cache = os.path.relpath(root / ".dvc/cache", workspace / ".dvc")
     publish_text(workspace / ".dvc/config.local", LOCAL.format(cache=cache))
     publish_text(workspace / "params.yaml", yaml.safe_dump(point.choice.model_dump(), sort_keys=False))

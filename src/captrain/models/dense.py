@@ -186,10 +186,9 @@ def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> t
 
 def _pair(modules: Sequence[Part], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Combine the LoRA pairs of linear layers whose weights are stacked: `up` (outputs, ranks) and `down` (ranks,
-    inputs). None without pairs, if weights learn, too, and in float64, whose committed results used gradients of whole
-    weights."""
+    inputs). None without pairs, and if weights learn, too."""
     weights = [getattr(module, "base_layer", module).weight for module in modules]
-    if any(weight.requires_grad or weight.dtype == torch.float64 for weight in weights):
+    if any(weight.requires_grad for weight in weights):
         return None, None
     ups, downs = list[Tensor](), list[Tensor]()
     for module, weight in zip(modules, weights, strict=True):

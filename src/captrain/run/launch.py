@@ -7,6 +7,7 @@ the driver does not survive a fork. Results are the same wherever the work runs.
 """
 
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -68,12 +69,12 @@ def run(
 
         assert machine.slurm is not None
         return slurm.Dispatch(function, items, machine.slurm, label).wait()
+    # Forked workers share these imports.
+    for library in libraries:
+        _import_library(library)
     # Servers belong to one process: items that may use them run here, one after another.
     if cores(machine) == 1 or machine.vllm.python or min(machine.workers, len(items)) <= 1:
         return [function(item) for item in ProgressBar(items, what=label, unit="part")]
-    # Forked workers share these imports.
-    for library in libraries:
-        importlib.import_module(library)
     forks = "torch" in sys.modules and not sys.modules["torch"].cuda.is_available()
     context = multiprocessing.get_context("fork" if forks else "spawn")
     count = min(machine.workers, len(items))
@@ -101,6 +102,14 @@ def run(
         f"a worker process of {label} died {POOLS} times: it was killed, or memory ran out",
         "run again, with a lower machine.workers or machine.batch if it was memory; finished work is kept",
     )
+
+
+@cache
+def _import_library(name: str) -> None:
+    """Import a module that lasts as long as the process, so that the garbage collection which accelerate starts before
+    each training passes over its half a million objects."""
+    importlib.import_module(name)
+    gc.freeze()
 
 
 def cores(machine: Machine) -> int:

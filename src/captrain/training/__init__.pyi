@@ -31,6 +31,7 @@ from .merging import merge_all as merge_all
 from .recipe import GRPO as GRPO
 from .recipe import capability_jobs as capability_jobs
 from .recipe import derived_trainer as derived_trainer
+from .runs import TRAININGS as TRAININGS
 from .runs import train as train
 from .sft import SFT_COLUMNS as SFT_COLUMNS
 from .sft import TOO_LONG as TOO_LONG

@@ -16,7 +16,8 @@ from captrain.training.jobs import Distillation, GateJob, Job, Learner, StepResu
 from captrain.training.recipe import GRPO
 from captrain.training.workspace import train_once
 
-WORKSPACES = Path(".cache/adapters")
+TRAININGS = Path(".cache/adapters")
+"""Workspaces, each named by everything that decides its adapter, so that runs can share them."""
 
 
 def train(job: Job) -> Trained:
@@ -29,8 +30,8 @@ def train(job: Job) -> Trained:
     """
     policy, targets, recipe = _loaded(job)
     fingerprints = [target.fingerprint for target in targets]
-    settings = [job.trainer.target, recipe.identity()]
-    folder = WORKSPACES / digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
+    settings = [job.trainer.target, recipe.identity(), job.machine.accelerate.precision]
+    folder = TRAININGS / digest(code_digest(train), policy.digest, fingerprints, settings, job.plan_identity())
 
     def trained() -> StepResult:
         if job.machine.accelerate.processes == 1:

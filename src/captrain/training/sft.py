@@ -131,7 +131,8 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
         UserError: the cached adapter was altered.
     """
     tokens = [(demonstration.ids, demonstration.mask) for demonstration in job.demonstrations]
-    identity = digest(code_digest(fine_tune), policy.digest, job.settings, tokens, *job.key)
+    precision = job.machine.accelerate.precision
+    identity = digest(code_digest(fine_tune), policy.digest, job.settings, precision, tokens, *job.key)
     folder = Path(".cache") / (job.stage or job.name) / identity
     train = partial(fit, job, policy.tokenizer, policy.digest)
 

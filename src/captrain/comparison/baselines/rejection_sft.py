@@ -26,6 +26,7 @@ from captrain.models import Adapter
 from captrain.records import Rollout
 from captrain.run import Spec, code_digest, launch
 from captrain.training import (
+    LIBRARIES,
     Demonstration,
     FineTuned,
     FineTuning,
@@ -173,7 +174,7 @@ class RejectionBaseline(Baseline):
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
         lesson = Lesson(NAME, spec, Path("artifacts/base"), rollouts=budget(trace_ledger()))
-        adapters = launch.run(refine, [lesson], spec.machine, self.name)
+        adapters = launch.run(refine, [lesson], spec.machine, self.name, LIBRARIES)
         publish_adapters(adapters, self.name, self.name, columns=COLUMNS)
         return f"{adapters[0].rollouts} rollouts, {adapters[0].demonstrations} kept"
 
