@@ -70,7 +70,7 @@ def test_with_a_sigmoid_adapters_have_their_whole_weight_each_or_none(
     weights = [(1.0, 1.0), (0.0, 1.0), (0.0, 0.0)]
     plain = load_module(tiny, "float64").eval()
     with torch.no_grad():
-        second = merge_experts(plain, Path(members["b"].folder))
+        second: Any = merge_experts(plain, Path(members["b"].folder))
         expected = [merge_experts(second, Path(members["a"].folder)), second, plain]
         for opened, model in zip(weights, expected, strict=True):
             for gate in mixture.linears:

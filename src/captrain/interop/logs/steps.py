@@ -136,8 +136,9 @@ def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
 
 def _are_requests(value: object) -> bool:
     """Tell whether a list holds the messages before each reply: the last of them are the whole dialogue."""
-    is_nested = isinstance(value, list) and len(value) > 1 and all(isinstance(part, list) and part for part in value)
-    return is_nested and all(map(is_message, value[-1])) and len(value[-1]) == max(map(len, value))
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(part, list) and part for part in value):
+        return False
+    return all(map(is_message, value[-1])) and len(value[-1]) == max(map(len, value))
 
 
 def texts_of(row: Foreign, names: Sequence[str]) -> list[str]:
