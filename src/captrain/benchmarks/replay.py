@@ -13,7 +13,7 @@ the turn in which the reference has them.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal, Protocol
 
@@ -85,6 +85,8 @@ class World(Protocol):
         ...
 
 
+SORTED = json.JSONEncoder(sort_keys=True)
+"""`json.dumps` would make an encoder for each call."""
 PROPER = ("", "user_stop", "agent_stop")
 """Endings of a properly closed dialogue; "" if the ending is unknown."""
 
@@ -109,7 +111,7 @@ def logged_replay(rollout: Rollout) -> Replay:
 
 def key_of(call: ReplayCall) -> tuple[str, str]:
     """A key that is equal for equal calls."""
-    return call.tool, json.dumps(call.arguments, sort_keys=True)
+    return call.tool, SORTED.encode(call.arguments)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,10 @@ class _Placed:
     call: ReplayCall
     turn: int
     message: int | None = None
+
+    def with_call(self, call: ReplayCall) -> "_Placed":
+        """Another call at the same place."""
+        return _Placed(call, self.turn, self.message)
 
 
 class _Course:
@@ -171,7 +177,7 @@ class Dialogue:
         logged, reference = self._logged, self._reference
         is_reference = [key_of(call) for call in calls] == reference.keys
         if is_reference and Counter(replay.texts) != Counter(logged.texts):
-            entries = [replace(placed, call=call) for placed, call in zip(reference.calls, calls, strict=True)]
+            entries = [placed.with_call(call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
         # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.
         is_cut = bool(logged.calls) and not logged.closed and replay.ended
@@ -194,7 +200,7 @@ class Dialogue:
             due = turns.get(key_of(call), [])
             expected = due.pop(0) if due else earliest
             if source is not None:
-                result.append(replace(self._logged.calls[source], call=call))
+                result.append(self._logged.calls[source].with_call(call))
             else:
                 latest = next((turn for turn in logged_turns[index:] if turn is not None), max(last, earliest))
                 result.append(_Placed(call, min(max(expected, earliest), latest)))

@@ -43,7 +43,8 @@ class DialogueWorld:
         self._dialogue = Dialogue(logged, solution)
         self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
         self._changes: dict[tuple[str, str], bool] = {}
-        self._played: dict[str, PlayedDialogue] = {}
+        self.played: dict[str, PlayedDialogue] = {}
+        """Outcomes by the messages as JSON. Worlds of one task may share them."""
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
         """Play assistant messages, each dialogue in a fresh world."""
@@ -53,10 +54,10 @@ class DialogueWorld:
         """Play replays, equal dialogues once: a search for a repair asks for many of them again."""
         dialogues = [self._dialogue.messages(replay) for replay in replays]
         keys = [json.dumps(messages) for messages in dialogues]
-        fresh = {key: messages for key, messages in zip(keys, dialogues, strict=True) if key not in self._played}
+        fresh = {key: messages for key, messages in zip(keys, dialogues, strict=True) if key not in self.played}
         if fresh:
-            self._played.update(zip(fresh, self.run([*fresh.values()]), strict=True))
-        return [self._played[key] for key in keys]
+            self.played.update(zip(fresh, self.run([*fresh.values()]), strict=True))
+        return [self.played[key] for key in keys]
 
     @property
     def owed(self) -> tuple[str, ...]:

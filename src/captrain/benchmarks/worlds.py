@@ -9,7 +9,13 @@ from captrain.benchmarks.pool import Pool
 from captrain.benchmarks.replay import Replay, ReplayCall, Replayed, ToolKind, World
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import pool_of
-from captrain.benchmarks.spoken import ContractWorld, DialogueWorld, MilestoneWorld, WorkerDialogueWorld
+from captrain.benchmarks.spoken import (
+    ContractWorld,
+    DialogueWorld,
+    MilestoneWorld,
+    PlayedDialogue,
+    WorkerDialogueWorld,
+)
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
@@ -34,6 +40,8 @@ MOST_POOLS = 8
 """Maximum number of pools: one per benchmark and clock, and logs choose the clocks."""
 MOST_OPEN = 200
 """Worlds that stay open in case a rollout is asked for again."""
+MOST_PLAYED = 100
+"""With so many dialogues of a task in memory, its next trial begins anew: a log may have any number of trials."""
 
 
 class _NoWorld(Exception):
@@ -61,6 +69,8 @@ class Worlds(ExitStack):
         self._worlds: dict[str, tuple[list[Message], World | None]] = {}
         self._of_task: dict[str, CallWorld] = {}
         """Worlds that all trials of a task share."""
+        self._played: dict[str, dict[str, PlayedDialogue]] = {}
+        """Dialogues that were played in tasks of our contract, for their other trials."""
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task, or None. A world that fails to open does not stop the caller."""
@@ -169,13 +179,19 @@ class Worlds(ExitStack):
     def _contract(self, target: CheckedEnvironment, rollout: Rollout, kinds: Mapping[str, ToolKind]) -> World:
         if getattr(target.environment, "user", None) is not None:
             raise _NoWorld  # a model plays the user
-        if rollout.environment == target.name:
-            return ContractWorld(target, rollout.task, rollout.messages, kinds)
         name = rollout.task.id.partition("/")[2]
-        for most in SIZES:
-            if task := _tasks(target, most).get(name):
-                return ContractWorld(target, task, rollout.messages, kinds)
-        raise _NoWorld
+        known = (task for most in SIZES if (task := _tasks(target, most).get(name)))
+        task = rollout.task if rollout.environment == target.name else next(known, None)
+        if task is None:
+            raise _NoWorld
+        world = ContractWorld(target, task, rollout.messages, kinds)
+        key = digest([target.name, task.model_dump()])
+        if len(played := self._played.pop(key, {})) < MOST_PLAYED:
+            world.played = played
+        self._played[key] = world.played
+        if len(self._played) > MOST_OPEN:
+            self._played.pop(next(iter(self._played)))
+        return world
 
     def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
         """The workers of a benchmark with additions to their environment."""

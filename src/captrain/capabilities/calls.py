@@ -12,9 +12,9 @@ from captrain.benchmarks import ToolKind
 from captrain.capabilities.association import EVERY, Traits
 from captrain.capabilities.text import (
     are_plain,
+    is_error,
     is_value,
     number_of,
-    reports_error,
     result_of,
     same,
     says,
@@ -103,16 +103,33 @@ class Call:
         return wrong
 
 
-def make_call(toolbox: Toolbox, tool: str, arguments: Mapping[str, object], by: str, place: int) -> Call:
-    """A call of which nothing else is known."""
+def make_call(
+    toolbox: Toolbox,
+    tool: str,
+    arguments: Mapping[str, object],
+    by: str,
+    place: int,
+    *,
+    message: int = 0,
+    failed: bool | None = None,
+    result: object = None,
+    compared: tuple[str, ...] | None = None,
+) -> Call:
+    """A call as the toolbox knows its tool and arguments; `failed` is None if nobody knows what came of it."""
+    kind = toolbox.kind(tool)
     return Call(
         tool,
         {**arguments},
         by,
-        place=place,
-        kind=toolbox.kind(tool),
-        record={toolbox.keys[name]: value for name, value in arguments.items() if name in toolbox.keys},
-        content={name: value for name, value in arguments.items() if name not in toolbox.keys},
+        message,
+        place,
+        kind,
+        bool(failed),
+        failed is None or (kind in CHANGES and not failed),
+        result,
+        {toolbox.keys[name]: value for name, value in arguments.items() if name in toolbox.keys},
+        {name: value for name, value in arguments.items() if name not in toolbox.keys},
+        compared,
     )
 
 
@@ -124,18 +141,23 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
         for number, (tool, arguments) in enumerate(entries):
             answer = messages[index + number + 1] if index + number + 1 < len(messages) else {"role": ""}
             is_answered = answer["role"] == "tool"
-            call = make_call(toolbox, tool, arguments, message["role"], len(calls))
+            result = result_of(answer) if is_answered else None
             # Schemas may be inferred from a few calls: where the tool itself has answered, its word counts.
-            failed = reports_error(answer) if is_answered else not toolbox.accepts(tool, arguments)
-            compared = message["tool_calls"][number].get("compare")
+            failed = is_error(answer, result) if is_answered else not toolbox.accepts(tool, arguments)
+            names = message["tool_calls"][number].get("compare")
+            compared = None if names is None else tuple(names)
+            place = len(calls)
             calls.append(
-                replace(
-                    call,
+                make_call(
+                    toolbox,
+                    tool,
+                    arguments,
+                    message["role"],
+                    place,
                     message=index,
                     failed=failed,
-                    changed=call.kind in CHANGES and not failed,
-                    result=result_of(answer) if is_answered else None,
-                    compared=None if compared is None else tuple(compared),
+                    result=result,
+                    compared=compared,
                 )
             )
     return calls

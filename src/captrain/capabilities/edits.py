@@ -84,7 +84,10 @@ class _Search:
         silent = [step for step in steps if step.kind in CHANGES and not step.failed and step.tool not in changing]
         lookups = [step.tool for step in silent if {*leaves(step.result)} - {*leaves(step.arguments)}]
         kinds = {**dict.fromkeys(lookups, "read"), **world.kinds}
-        steps = [replace(step, kind=kinds.get(step.tool, step.kind)) for step in steps]
+        steps = [
+            step if (kind := kinds.get(step.tool, step.kind)) == step.kind else replace(step, kind=kind)
+            for step in steps
+        ]
         number = len(view.calls)
         self._view = RolloutView(view.rollout, view.context, steps[:number], steps[number:])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from captrain.capabilities.clauses import objects, violations
 from captrain.capabilities.edit_signs import REPEATS, is_twin
 from captrain.capabilities.faults import slip_of
-from captrain.capabilities.rules import INFRASTRUCTURE, RULES, SIMULATOR, SUSPECT, Grade, Verdict
+from captrain.capabilities.rules import INFRASTRUCTURE, LOG_RULES, RULES, SIMULATOR, SUSPECT, Grade, Verdict
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
@@ -52,7 +52,7 @@ def explain(view: RolloutView) -> Explanation:
     if view.repair.is_unsound:
         against.append("the reference, replayed, fails its own check")
     steps = tuple((edit, verdict_on(view, edit)) for edit in view.repair.edits)
-    whole = [verdict for rule in RULES if (verdict := rule.applies(view, None)) and _counts(verdict, view)]
+    whole = [verdict for rule in LOG_RULES if (verdict := rule.applies(view, None)) and _counts(verdict, view)]
     verdicts = [verdict for _, verdict in steps] + whole
     verdicts = [v for v in verdicts if v.is_inherent or not against]
     verdicts = _without_effects(verdicts, steps, view)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
-from captrain.capabilities.calls import calls_in, order_traits, place_of, sourced_calls
+from captrain.capabilities.calls import Call, calls_in, order_traits, place_of, sourced_calls
 from captrain.capabilities.occasions import Occasion
 from captrain.capabilities.rules import CAUSES, EXCESSES, FEATURES
 from captrain.capabilities.text import says, text_of
@@ -77,7 +77,7 @@ class Needs:
         self._toolbox, tallies = toolbox, dict[str, Tally]()
         for rollout in rollouts:
             if rollout.outcome != "error":
-                traits = self._traits(rollout)
+                traits = self._traits(rollout, sourced_calls(rollout, toolbox))
                 tallies.setdefault(rollout.environment, Tally()).add(traits, rollout.outcome == "failed")
         self._needs = {name: [*self._of(tally)] for name, tally in tallies.items()}
 
@@ -106,9 +106,8 @@ class Needs:
         matches, causes = [words[:length] for length in range(len(words), 0, -1)], EXCESSES if holds else FEATURES
         return next((causes[words] for words in matches if words in causes), "")
 
-    def _traits(self, rollout: Rollout) -> Traits:
+    def _traits(self, rollout: Rollout, calls: list[Call]) -> Traits:
         """Traits of the calls, of the user's first words, and of the records that the user describes."""
-        calls = sourced_calls(rollout, self._toolbox)
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind in CHANGES]
         traits.bases |= {("change",)} if changes else set()
@@ -151,7 +150,8 @@ class Needs:
 
     def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
         """The needs that a rollout lacks, the surest of each cause and step, and the causes that it could show."""
-        traits, calls = self._traits(rollout), sourced_calls(rollout, self._toolbox)
+        calls = sourced_calls(rollout, self._toolbox)
+        traits = self._traits(rollout, calls)
         last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
         needs = self._needs.get(rollout.environment, [])
         occasions = {need.kind for need in needs if need.association.base in traits.bases}

@@ -434,6 +434,8 @@ RULES = (
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
 """In the order of their ranks."""
+LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
+"""Those that look at the whole rollout."""
 FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",

@@ -187,19 +187,24 @@ def code_of(label: Label) -> int:
     return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
 
 
-def _rates(verdicts: Verdicts, row: int, lacking: Floats, present: Floats, weights: Floats, runs: int = 1) -> Floats:
-    """Error rates of failed and passed rollouts, gap and coverage of a candidate, NaN where undefined: (4, weightings).
+def _terms(verdicts: Verdicts, row: int, lacking: Floats, present: Floats) -> Floats:
+    """What each rollout adds to the sums of a candidate's rates: (5, rollouts). Labels are (rollouts,).
 
-    Labels are (rollouts,), summed over `runs`; weights are (weightings, rollouts). All sums are of whole numbers, so
-    they are exact in any order.
+    All are whole numbers, so that their sums are exact in any order.
     """
     failed = verdicts.failed
-    lacks, shows = weights @ (lacking * failed), weights @ (present * failed)
-    passed_lacks, passed_shows = weights @ (lacking * ~failed), weights @ (present * ~failed)
     reach = failed if verdicts.could is None else failed & verdicts.could[row]
+    return np.array([lacking * failed, present * failed, lacking * ~failed, present * ~failed, reach])
+
+
+def _rates(sums: Floats, runs: int = 1) -> Floats:
+    """Error rates of failed and passed rollouts, gap and coverage of a candidate, NaN where undefined: (4, weightings).
+
+    `sums` are weighted sums of `_terms`, (5, weightings), with labels summed over `runs`.
+    """
+    lacks, shows, passed_lacks, passed_shows, reach = sums
     er_failed, er_passed = _share(lacks, lacks + shows), _share(passed_lacks, passed_lacks + passed_shows)
-    coverage = _share(lacks, runs * (weights @ reach.astype(float)))
-    return np.array([er_failed, er_passed, er_failed - er_passed, coverage])
+    return np.array([er_failed, er_passed, er_failed - er_passed, _share(lacks, runs * reach)])
 
 
 def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, Floats]:
@@ -209,18 +214,28 @@ def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, F
     A drawn task brings all of its rollouts. All candidates share the resamples, so that an interval does not depend on
     the other candidates. The weights are drawn in parts, because all of them would fill the memory.
     """
-    rollouts, tasks, generator = len(verdicts.failed), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
+    rows, tasks, generator = len(verdicts.codes), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
     chances = np.full(tasks, 1 / tasks)
-    gaps, shares = np.empty((len(verdicts.codes), resamples)), np.full((len(verdicts.codes), resamples), np.nan)
-    size = max(1, CHUNK // rollouts)
+    gaps, shares = np.empty((rows, resamples)), np.full((rows, resamples), np.nan)
+
+    def by_task(values: Floats | Flags) -> Floats:
+        return np.bincount(verdicts.tasks, values, tasks)
+
+    # A resample weighs whole tasks: sums over the rollouts of each task are made once, and not in every resample.
+    terms = np.empty((rows, 5, tasks))
+    for row in range(rows):
+        lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
+        terms[row] = [by_task(term) for term in _terms(verdicts, row, lacking, present)]
+    failed = by_task(verdicts.failed)
+    proven = None if verdicts.proven is None else [by_task(row) for row in verdicts.proven]
+    size = max(1, CHUNK // tasks)
     for start in range(0, resamples, size):
         part = slice(start, min(start + size, resamples))
-        weights = generator.multinomial(tasks, chances, size=part.stop - start)[:, verdicts.tasks].astype(float)
-        for row in range(len(verdicts.codes)):
-            lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
-            gaps[row, part] = _rates(verdicts, row, lacking, present, weights)[2]
-            if verdicts.proven is not None:
-                shares[row, part] = _share(weights @ verdicts.proven[row], weights @ verdicts.failed)
+        weights = generator.multinomial(tasks, chances, size=part.stop - start).astype(float)
+        for row in range(rows):
+            gaps[row, part] = _rates(terms[row] @ weights.T)[2]
+            if proven is not None:
+                shares[row, part] = _share(weights @ proven[row], weights @ failed)
     return gaps, shares
 
 
@@ -234,14 +249,13 @@ def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Flo
     rates = np.empty((4, len(is_candidate)))
     for run, has_say in enumerate(is_candidate):
         codes = verdicts.codes[row, run % sets]
-        weights = (verdicts.counts[run] * has_say).astype(float)[None]
-        rates[:, run] = _rates(verdicts, row, (codes == LACKING) * 1.0, (codes == PRESENT) * 1.0, weights)[:, 0]
+        weights = (verdicts.counts[run] * has_say).astype(float)[:, None]
+        terms = _terms(verdicts, row, (codes == LACKING) * 1.0, (codes == PRESENT) * 1.0)
+        rates[:, run] = _rates(terms @ weights)[:, 0]
     # If runs disagree on a rollout, its weight is divided among the verdicts.
     lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
-    weights, runs = np.ones((1, len(verdicts.failed))), max(1, int(is_candidate.sum()))
-    er_failed, er_passed, gap, coverage = map(
-        number_or_none, _rates(verdicts, row, lacking, present, weights, runs)[:, 0]
-    )
+    sums, runs = _terms(verdicts, row, lacking, present).sum(axis=1, keepdims=True), max(1, int(is_candidate.sum()))
+    er_failed, er_passed, gap, coverage = map(number_or_none, _rates(sums, runs)[:, 0])
     defined, low, high = gaps[~np.isnan(gaps)], np.nan, np.nan
     ends = [50 * (1 - limits["confidence"]), 50 * (1 + limits["confidence"])]
     if 2 * len(defined) >= len(gaps):

@@ -230,7 +230,11 @@ def result_of(message: Message) -> object:
 
 def reports_error(message: Message) -> bool:
     """Tell whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
-    result = result_of(message)
+    return is_error(message, result_of(message))
+
+
+def is_error(message: Message, result: object) -> bool:
+    """Tell whether a tool message with this result reports an error."""
     has_error_entry = isinstance(result, Mapping) and bool(result.get("error"))
     begins_as_error = isinstance(result, str) and ERROR.match(result) is not None
     return bool(message.get("error")) or has_error_entry or begins_as_error

@@ -62,20 +62,24 @@ class StreamedLabels:
     def rows(self) -> Iterator[DiagnosedLabels]:
         """One row for each run and rollout, run by run. Labels of a program are the same in each run."""
         kinds = [candidate.id for candidate in self.candidates]
-        for run, counts in enumerate(self.verdicts.counts):
-            draws = iter(counts)
-            for row in self.explained:
-                if row.outcome != "error" and row.standing in ("contrasted", "suspect"):
-                    is_suspect = row.standing == "suspect"
-                    yield DiagnosedLabels(
-                        run=run,
+        labelled = Spool(DiagnosedLabels)
+        for row in self.explained:
+            if row.outcome != "error" and row.standing in ("contrasted", "suspect"):
+                labelled.add(
+                    DiagnosedLabels(
+                        run=0,
                         rollout=row.rollout,
                         task=row.task,
                         outcome=row.outcome,
-                        count=0 if is_suspect else int(next(draws)),
+                        count=0,
                         labels={kind: label_of(row, kind) for kind in kinds},
-                        suspect=is_suspect,
+                        suspect=row.standing == "suspect",
                     )
+                )
+        for run, counts in enumerate(self.verdicts.counts):
+            draws = iter(counts)
+            for row in labelled:
+                yield row.model_copy(update={"run": run, "count": 0 if row.suspect else int(next(draws))})
 
 
 def label_of(row: DiagnosedRollout, kind: str) -> Label:

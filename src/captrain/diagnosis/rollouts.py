@@ -369,6 +369,8 @@ def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[Diag
             steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
             _, shared, differ = common.get(task, (reason, steps, True))
             common[task] = reason, shared & steps, differ and bool(steps)
+    if not common:
+        return rows
     agreed = Spool(DiagnosedRollout)
     for row in rows:
         reason, shared, differ = common.get((row.environment, row.task), ("", set[str](), True))
@@ -376,7 +378,7 @@ def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[Diag
             reason += f", and all differ from the reference in one thing: {min(shared)}" if shared else ""
             row = row.model_copy(update={"suspicions": [*row.suspicions, reason], "standing": "suspect"})
         agreed.add(row)
-    return agreed if common else rows
+    return agreed
 
 
 def _explained(

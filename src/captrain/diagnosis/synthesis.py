@@ -222,11 +222,13 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
     rollouts = [rollout for entries in labels.examples.values() for rollout in entries]
     names = frozenset(tool["function"]["name"] for tool in diagnosis.logs.tools)
     evidence = SynthesisInputs({}, rollouts, names, diagnosis.logs.known_tools, find_project(Path.cwd()))
-    try:
-        spec = _configuration(evidence.project)
-        benchmark = _benchmark(evidence, spec, is_program=True)
-    except Exception:  # a project's benchmark may be any code
-        spec, benchmark = None, None
+    spec, benchmark = None, None
+    if evidence.project is not None:  # elsewhere there is no benchmark, and composing a configuration takes long
+        try:
+            spec = _configuration(evidence.project)
+            benchmark = _benchmark(evidence, spec, is_program=True)
+        except Exception:  # a project's benchmark may be any code
+            spec, benchmark = None, None
     program = _synthesizer("", ModelAccess())
     for capability in labels.candidates:
         if benchmark is not None or not evidence.without_schema(evidence.tools):

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from captrain.records.digests import json_value
 from captrain.records.record import Record
-from captrain.records.text import json_without_secrets, without_secrets
+from captrain.records.text import forms_of_environment, json_without_secrets, without_secrets
 
 R = TypeVar("R", bound=Record)
 
@@ -88,26 +88,26 @@ def publish(path: Path, records: Iterable[Record]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
         with aside.open("w", encoding="utf-8") as file:
-            file.writelines(line_of(record) for record in records)
+            forms = forms_of_environment()
+            file.writelines(_line_of(record, forms) for record in records)
         aside.replace(path)
 
 
-def line_of(record: Record) -> str:
-    """Format a record as a line of a file, with its newline."""
-    return json_without_secrets(record.model_dump_json(exclude_defaults=True)) + "\n"
+def _line_of(record: Record, forms: tuple[str, ...]) -> str:
+    return json_without_secrets(record.model_dump_json(exclude_defaults=True), forms) + "\n"
 
 
 class Spool(Generic[R]):
     """List of records on disk. It is backed by an unlinked temporary file, which vanishes with the process."""
 
     def __init__(self, kind: type[R]) -> None:
-        self._kind, self._count, self._end = kind, 0, 0
+        self._kind, self._count, self._end, self._forms = kind, 0, 0, forms_of_environment()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the object)
 
     def add(self, record: R) -> None:
         """Append a record."""
         self._file.seek(self._end)
-        self._end += self._file.write(line_of(record).encode())
+        self._end += self._file.write(_line_of(record, self._forms).encode())
         self._count += 1
 
     def __len__(self) -> int:

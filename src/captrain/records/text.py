@@ -142,7 +142,7 @@ def redacted(text: str, *secrets: str) -> str:
     environment variables with names like a key's."""
     for secret in secrets:
         text = without(text.replace(secret, REDACTED) if secret else text, secret)
-    return _without_keys(text, _forms_of_environment())
+    return _without_keys(text, forms_of_environment())
 
 
 def censored(value: T, *, shapes: bool = True) -> T:
@@ -154,7 +154,7 @@ def censored(value: T, *, shapes: bool = True) -> T:
             name is removed only if it is long and mixed like a key: a code or password that the agent was told belongs
             to its task, and replaying the call needs it.
     """
-    forms = _forms_of_environment()
+    forms = forms_of_environment()
     if not shapes:
         return _censored(value, without_secrets) if forms else value
     return _censored(value, lambda text: _without_keys(text, forms, MIXED))
@@ -270,7 +270,8 @@ def _is_path(value: str) -> bool:
         return False
 
 
-def _forms_of_environment() -> tuple[str, ...]:
+def forms_of_environment() -> tuple[str, ...]:
+    """List the values of environment variables with names like a key's, in all forms in which they may be echoed."""
     return tuple(form for value in _secrets_of_environment() for form in _forms(value))
 
 
@@ -285,20 +286,28 @@ def without_secrets(text: str) -> str:
 
     This is the last boundary: all text that captrain writes or prints passes it, whatever asked for the value.
     """
-    for form in _forms_of_environment():
+    return _without_forms(text, forms_of_environment())
+
+
+def _without_forms(text: str, forms: tuple[str, ...]) -> str:
+    for form in forms:
         text = text.replace(form, REDACTED)
     return text
 
 
-def json_without_secrets(text: str) -> str:
-    """Remove these values from the strings of JSON, and escape control characters that stand in it as they are."""
+def json_without_secrets(text: str, forms: tuple[str, ...] | None = None) -> str:
+    """Remove these values from the strings of JSON, and escape control characters that stand in it as they are.
+
+    Args:
+        text: JSON.
+        forms: from `forms_of_environment`, for many texts: reading the environment takes longer than cleaning a line.
+    """
+    forms = forms_of_environment() if forms is None else forms
     if CONTROLS.search(text):
         text = CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
-    return (
-        text
-        if without_secrets(text) == text
-        else STRING.sub(lambda match: match[0] if match[0].endswith(":") else without_secrets(match[0]), text)
-    )
+    if not any(form in text for form in forms):
+        return text
+    return STRING.sub(lambda match: match[0] if match[0].endswith(":") else _without_forms(match[0], forms), text)
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
