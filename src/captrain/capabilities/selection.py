@@ -188,13 +188,13 @@ def code_of(label: Label) -> int:
 
 
 def _terms(verdicts: Verdicts, row: int, lacking: Floats, present: Floats) -> Floats:
-    """What each rollout adds to the sums of a candidate's rates: (5, rollouts). Labels are (rollouts,).
+    """Return what each rollout adds to the sums of a candidate's rates: (5, rollouts). Labels are (rollouts,).
 
     All are whole numbers, so that their sums are exact in any order.
     """
     failed = verdicts.failed
     reach = failed if verdicts.could is None else failed & verdicts.could[row]
-    return np.array([lacking * failed, present * failed, lacking * ~failed, present * ~failed, reach])
+    return np.array([lacking * failed, present * failed, lacking * ~failed, present * ~failed, reach], float)
 
 
 def _rates(sums: Floats, runs: int = 1) -> Floats:
@@ -219,7 +219,7 @@ def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, F
     gaps, shares = np.empty((rows, resamples)), np.full((rows, resamples), np.nan)
 
     def by_task(values: Floats | Flags) -> Floats:
-        return np.bincount(verdicts.tasks, values, tasks)
+        return np.bincount(verdicts.tasks, values, tasks).astype(float)
 
     # A resample weighs whole tasks: sums over the rollouts of each task are made once, and not in every resample.
     terms = np.empty((rows, 5, tasks))
