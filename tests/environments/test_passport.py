@@ -4,6 +4,7 @@
 must find that change.
 """
 
+import itertools
 import json
 import shutil
 import sys
@@ -24,7 +25,9 @@ from captrain.environments.evidence import Evidence, Standard, make_standard
 from captrain.environments.leakage import HeldOutTasks, runs_of
 from captrain.environments.passport import audit, calibrate, run_checks
 from captrain.environments.probes import act_randomly
-from captrain.environments.sandbox.confined import active_confinement, load_confined
+from captrain.environments.sandbox import forkserver
+from captrain.environments.sandbox.confined import ConfinedEnvironment, active_confinement, load_confined
+from captrain.environments.sandbox.forkserver import Allowance
 from captrain.environments.synthesizer import Attempt, Brief
 from captrain.environments.templates import DEFICITS, EASIEST, TemplateSynthesizer
 from captrain.errors import UserError
@@ -147,6 +150,20 @@ def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     assert 0 < (tmp_path / "slept").stat().st_size * seconds < 20 and list(checks) == NAMES
     assert "used up the time of its examination (environments.seconds)" in checks["reward of doing nothing"].detail
     assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
+
+
+@pytest.mark.parametrize(("busy", "used"), [(100.0, False), (0.0, True)])
+def test_the_time_that_an_environment_waits_for_a_processor_is_not_counted(
+    busy: float, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, waits = tmp_path / "written.py", itertools.count(0.0, busy)
+    path.write_text(changed("def tasks(self, split, count):\n    return super().tasks(split, count)"))
+    target, allowance = load_confined(path, "none", ()), Allowance(60)
+    assert isinstance(target.environment, ConfinedEnvironment)
+    target.environment.allowance = allowance
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits))
+    target.tasks("training", 3)
+    assert (allowance.left < 60) == used
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from captrain.contract import CheckedEnvironment, closing_episodes
 from captrain.environments.leakage import HeldOutTasks
 from captrain.environments.loading import reopened
 from captrain.environments.sandbox.confined import ConfinedEnvironment
+from captrain.environments.sandbox.forkserver import Allowance
 from captrain.errors import EnvironmentFault
 from captrain.records import JsonObject, Message, Rollout, Score, Task, bytes_digest, digest, read_bytes
 from captrain.run import EnvironmentSettings, Machine
@@ -122,7 +123,7 @@ class Evidence:
         against: the standard.
         failures: failed rollouts that lack the capability.
         seed: run seed.
-        end: time of `time.monotonic` until which a confined environment answers; None for our own text.
+        allowance: time of a confined environment; None for our own text.
         machine: where benchmarks are installed, for our own text; None otherwise.
     """
 
@@ -134,12 +135,12 @@ class Evidence:
         failures: Sequence[Rollout],
         *,
         seed: int = 0,
-        end: float | None = None,
+        allowance: Allowance | None = None,
         machine: Machine | None = None,
     ) -> None:
         self.target, self.path, self.against, self.failures = target, path, against, failures
         self.bounds, self.tools, source = against.bounds, against.tools, read_bytes(path)
-        self._seed, self._end, self._machine = seed, end, machine
+        self._seed, self._allowance, self._machine = seed, allowance, machine
         self._key = digest("passport", bytes_digest(source), seed)
         self.text = source.decode(errors="replace")
         """The file's text, followed by its string constants without their escapes."""
@@ -151,18 +152,18 @@ class Evidence:
         self.answers: dict[tuple[object, str], Any] = {}
         self.faulty: dict[tuple[object, str], str] = {}
         """The task of each fault among the answers."""
-        self.limit(end)
+        self.limit(allowance)
 
-    def limit(self, end: float | None) -> None:
-        """Let a confined environment answer until a time; None limits each single answer alone."""
+    def limit(self, allowance: Allowance | None) -> None:
+        """Let a confined environment use up an allowance; None limits each single answer alone."""
         if isinstance(self.target.environment, ConfinedEnvironment):
-            self.target.environment.end = end
+            self.target.environment.allowance = allowance
 
     @contextmanager
     def reopened(self) -> Iterator["Evidence"]:
         """Load the same file in fresh processes, under the same time limit."""
         with reopened(self.path, self._machine) as target:
-            yield Evidence(target, self.path, self.against, self.failures, seed=self._seed, end=self._end)
+            yield Evidence(target, self.path, self.against, self.failures, seed=self._seed, allowance=self._allowance)
 
     def random(self, *use: object) -> random.Random:
         """Make a random generator for a use; the key seeds it."""

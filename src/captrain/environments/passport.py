@@ -5,7 +5,6 @@ rewards of the base; its rollouts count as calibration. `audit` compares the tas
 """
 
 import random
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from captrain.contract import CheckedEnvironment
 from captrain.environments.checks import CHECKS, IDLE, RANDOM, REFERENCE, is_solved, mean, result
 from captrain.environments.evidence import Evidence, Standard, play_agent
 from captrain.environments.probes import act_randomly
+from captrain.environments.sandbox.forkserver import Allowance
 from captrain.errors import EnvironmentFault, UserError
 from captrain.records import CheckResult, Passport, Rollout, Score, Task, counted, digest, plain
 from captrain.run import EnvironmentSettings, Machine
@@ -49,11 +49,11 @@ def run_checks(
         against: the standard.
         failures: failed rollouts that lack the capability; none if unknown.
         seed: run seed; with the file's bytes it decides what is drawn.
-        seconds: time limit of a confined environment, after which the remaining checks fail; None: no limit.
+        seconds: that the answers of a confined environment may take; then the remaining checks fail. None: no limit.
         machine: see `Evidence`.
     """
-    end = None if seconds is None else time.monotonic() + seconds
-    evidence = Evidence(target, path, against, failures, seed=seed, end=end, machine=machine)
+    allowance = None if seconds is None else Allowance(seconds)
+    evidence = Evidence(target, path, against, failures, seed=seed, allowance=allowance, machine=machine)
     results: list[CheckResult] = []
     for check in CHECKS:
         evidence.task_id = ""

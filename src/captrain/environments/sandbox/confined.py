@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captrain.contract import CheckedEnvironment, file_fingerprint
-from captrain.environments.sandbox.forkserver import ForkServer, Misbehaviour, ask, dismiss, one_line
+from captrain.environments.sandbox.forkserver import Allowance, ForkServer, Misbehaviour, ask, dismiss, one_line
 from captrain.errors import EnvironmentFault, InfrastructureError, UserError
 from captrain.records import JsonObject, Message, read_bytes
 
@@ -186,7 +186,7 @@ class ConfinedEnvironment:
 
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
-        self.end: float | None = None
+        self.allowance: Allowance | None = None
         """Time of `time.monotonic` after which nothing is answered; None limits each single answer alone."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._server: ForkServer | None = None
@@ -233,7 +233,7 @@ class ConfinedEnvironment:
             return None
         with self.attributing_faults("size", f"split {split}"):
             arguments = {"name": "size", "arguments": [split]}
-            size = self._server_of_process().ask_shared("call", arguments, self.end)
+            size = self._server_of_process().ask_shared("call", arguments, self.allowance)
             if size is None or (type(size) is int and size >= 0):
                 return size
             raise Misbehaviour(f"returned something that is not a number of tasks ({_preview(size)})")
@@ -244,7 +244,7 @@ class ConfinedEnvironment:
             tasks: list[JsonObject] = []
             for start in range(0, count + 1, SLICE):
                 arguments = {"split": split, "count": count, "start": start, "stop": start + SLICE}
-                batch = self._server_of_process().ask_shared("tasks", arguments, self.end)
+                batch = self._server_of_process().ask_shared("tasks", arguments, self.allowance)
                 if not isinstance(batch, list):
                     raise Misbehaviour(f"returned something that is not a list of tasks ({_preview(batch)})")
                 tasks += batch
@@ -261,7 +261,7 @@ class ConfinedEnvironment:
         """See `captrain.contract.Environment.score`; runs in a fresh process."""
         with self.attributing_faults("score", task["id"]):
             arguments = {"name": "score", "arguments": [task, list(messages)]}
-            return self._server_of_process().ask_fresh("call", arguments, self.end)
+            return self._server_of_process().ask_fresh("call", arguments, self.allowance)
 
     def reference(self, task: JsonObject) -> list[Message]:
         """See `captrain.contract.Environment.reference`; cached."""
@@ -278,7 +278,7 @@ class ConfinedEnvironment:
     def _function(self, name: str, task: JsonObject) -> Any:
         with self.attributing_faults(name, task["id"]):
             arguments = {"name": name, "arguments": [task]}
-            return _shaped(self._server_of_process().ask_shared("call", arguments, self.end), *FUNCTIONS[name])
+            return _shaped(self._server_of_process().ask_shared("call", arguments, self.allowance), *FUNCTIONS[name])
 
     def _server_of_process(self) -> ForkServer:
         """Return the fork server of this process; start another one if it was lost, or belongs to our parent."""
@@ -311,7 +311,7 @@ class ConfinedEpisode:
         self._environment, self._task = environment, task["id"]
         self._worker = environment._server_of_process().worker()
         try:
-            match ask(self._worker, "open", {"task": task, "more": more}, environment.end):
+            match ask(self._worker, "open", {"task": task, "more": more}, environment.allowance):
                 case {"messages": messages, "tools": tools}:
                     self.messages = _shaped(messages, MESSAGES, "a list of messages")
                     self.tools = tools if tools is None else _shaped(tools, TOOLS, "a list of tools")
@@ -324,7 +324,7 @@ class ConfinedEpisode:
     def step(self, message: Message) -> tuple[list[Message], bool]:
         """See `captrain.contract.Episode.step`."""
         with self._environment.attributing_faults("step", self._task):
-            match ask(self._worker, "step", {"message": message}, self._environment.end):
+            match ask(self._worker, "step", {"message": message}, self._environment.allowance):
                 case [replies, bool(is_over)]:
                     return _shaped(replies, MESSAGES, "a list of messages"), is_over
                 case unexpected:

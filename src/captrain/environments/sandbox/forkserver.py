@@ -273,7 +273,7 @@ class ForkServer:
             )
         return Worker("sandbox", ConfinedProcess(self, reply["pid"], *handles), LINE)
 
-    def ask_shared(self, op: str, arguments: Mapping[str, object], end: float | None) -> object:
+    def ask_shared(self, op: str, arguments: Mapping[str, object], allowance: "Allowance | None") -> object:
         """Ask the shared process, or its successor; see `ask`."""
         with self._turn:
             worker = self._shared
@@ -285,17 +285,21 @@ class ForkServer:
                 self._worked = 0.0
             began = time.monotonic()
             try:
-                return ask(worker, op, arguments, end)
+                return ask(worker, op, arguments, allowance)
             finally:
                 self._worked += time.monotonic() - began
 
     def ask_fresh(
-        self, op: str, arguments: Mapping[str, object], end: float | None, layers: Sequence[str] | None = None
+        self,
+        op: str,
+        arguments: Mapping[str, object],
+        allowance: "Allowance | None",
+        layers: Sequence[str] | None = None,
     ) -> Any:
         """Ask a fresh process once; see `ask` and `worker`."""
         worker = self.worker(layers)
         try:
-            return ask(worker, op, arguments, end)
+            return ask(worker, op, arguments, allowance)
         finally:
             dismiss(worker)
 
@@ -448,7 +452,15 @@ def dismiss(worker: Worker) -> None:
             worker.close_pipes()
 
 
-def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | None = None) -> Any:
+class Allowance:
+    """Seconds that all answers of a file may take, without the time in which its processes waited for a processor: a
+    busy machine must not fail an honest file."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+
+def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: Allowance | None = None) -> Any:
     """Ask a process, and return its validated answer.
 
     JSON parsers accept values that cannot be written again: infinite numbers, lone surrogates, thousands of levels. An
@@ -458,18 +470,18 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
         worker: the process.
         op: the operation.
         arguments: of the operation.
-        end: time of `time.monotonic` after which no answer is awaited.
+        allowance: which the answer uses up; None limits this answer alone.
 
     Raises:
         Misbehaviour: it raised, or did not answer with JSON within the bounds.
         InfrastructureError: the fork server is lost.
     """
-    patience = SECONDS if end is None else min(SECONDS, end - time.monotonic())
+    patience = SECONDS if allowance is None else min(SECONDS, allowance.left)
     if patience <= 0:
         raise Misbehaviour("used up the time of its examination (environments.seconds)")
     child = worker.process
     assert isinstance(child, ConfinedProcess)
-    before = child.waited or waited(child._handle)
+    before, began = child.waited or waited(child._handle), time.monotonic()
     try:
         with worker.lock:
             reply = worker.exchange(op, arguments, patience)
@@ -481,6 +493,10 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], end: float | N
             # A busy machine may be the reason, so say it.
             reason += f"; it waited {idle:.0f} s for a processor: run it again when this machine is less busy"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
+    finally:
+        if allowance is not None:
+            idle = (child.waited or waited(child._handle)) - before
+            allowance.left -= max(0.0, time.monotonic() - began - max(0.0, idle))
     if reply.error:
         kind, message = one_line(reply.error), one_line(reply.message)
         out = "ran out of memory (512 MiB)"
