@@ -247,7 +247,7 @@ BAD_CALL = {**SHAREGPT, "conversations": [{"from": "human", "value": "Hi"}, {"fr
         (b"", r"no rollout in .*a\.jsonl: the file is empty", "write each dialogue like this"),
         (b" \n\n", r"no rollout in .*a\.jsonl: the file is empty", "write each dialogue like this"),
         (json.dumps(ROW).encode("utf-16"), "it is text in UTF-16", "save it in UTF-8"),
-        (b"\x80\xff\n" * 20, "it is not text in UTF-8, the first line 1", "write each dialogue like this"),
+        (b"\x80\xff\n" * 20, "the first at line 1: it is not JSON: it is not text in UTF-8", "write each dialogue like this"),
         (
             json.dumps({**ROW, "reward": "high"}).encode(),
             "the reward 'high' is not a number",
@@ -264,7 +264,7 @@ def test_a_refusal_names_the_problem_and_lists_formats_only_for_an_unknown_one(
     with pytest.raises(UserError, match=problem) as refusal:
         read_logs([tmp_path / "a.jsonl"])
     assert remedy in refusal.value.remedy
-    assert ("docs/formats.md lists" in refusal.value.remedy) == ("ToolSandbox" in remedy)
+    assert ("docs/formats.md says what each needs" in refusal.value.remedy) == ("ToolSandbox" in remedy)
 
 
 def test_empty_and_missing_files_are_reported_as_such(
@@ -312,7 +312,7 @@ def test_an_unknown_format_is_refused_with_all_formats_and_an_example(
     result = CliRunner().invoke(app, ["diagnose", str(path), "--out", str(tmp_path / "out")])
     assert isinstance(result.exception, UserError) and not (tmp_path / "out").exists()
     said = str(result.exception)
-    assert "it is of no known format" in said and "docs/formats.md lists" in said and said.rstrip().endswith(EXAMPLE)
+    assert "it is of no known format" in said and "docs/formats.md says what each needs" in said and EXAMPLE in said
     assert {"tau2", "LangSmith runs", "Langfuse export", "ShareGPT conversations"} <= {*re.split("[:,.] ", said)}
 
 

@@ -320,9 +320,10 @@ class _Reader:
         is_partly_judged = unjudged > counts["imported"] > 0
         if is_partly_judged or (counts["skipped"] > counts["imported"] and counts["entries"] > FEW_ENTRIES):
             [(reason, number)] = reasons.most_common(1)
+            same = "" if number == counts["skipped"] else f"; {number} have the same fault"
             raise UserError(
                 f"{file.shown}, read as {source.about['format']}: {counts['skipped']} of {counts['entries']} entries "
-                f"cannot be read. In {number} of them, the first at {first_places[reason]}: {reason}",
+                f"cannot be read{same}, the first at {first_places[reason]}: {reason}",
                 self.remedy(source.about["format"], [reason]),
             )
         self.read.add(source.file)
