@@ -247,7 +247,7 @@ BAD_CALL = {**SHAREGPT, "conversations": [{"from": "human", "value": "Hi"}, {"fr
         (b"", r"no rollout in .*a\.jsonl: the file is empty", "write each dialogue like this"),
         (b" \n\n", r"no rollout in .*a\.jsonl: the file is empty", "write each dialogue like this"),
         (json.dumps(ROW).encode("utf-16"), "it is text in UTF-16", "save it in UTF-8"),
-        (b"\x80\xff\n" * 20, "the first at line 1: it is not JSON: it is not text in UTF-8", "write each dialogue like this"),
+        (b"\x80\xff\n" * 20, "first at line 1: it is not JSON: it is not text in UTF-8", "write each dialogue"),
         (
             json.dumps({**ROW, "reward": "high"}).encode(),
             "the reward 'high' is not a number",
