@@ -2,7 +2,7 @@
 
 Several threads send requests: valid, invalid, and cut off; workers of the pool also die in the middle. The requests
 stop three times. When nothing is running any more, memory, file descriptors and threads are read. A leak adds something
-in every third of the time. The smallest increase counts, so that one reading on a busy machine is not taken for a leak.
+in every quarter of the time. The smallest increase counts, so that one reading on a busy machine is not taken for a leak.
 Prints a row each, and exits with status 1 if something grew or no request was answered.
 """
 
@@ -35,14 +35,14 @@ from captrain.errors import InfrastructureError
 TILL = Path(__file__).parents[1] / "tests/workers/contract_worker.py"
 THREADS = 4
 SLACK = {"memory, MB": 8.0, "descriptors": 2 * THREADS, "threads": 2 * THREADS, "processes": THREADS}
-"""Allowed increase per third: workers come and go, and allocators keep some memory."""
-ROUNDS = 3
-REPLIES = 100
-"""Fewest answers in each third, so that a leak per answer adds the same on a slow machine."""
+"""Allowed increase per round: workers come and go, and allocators keep some memory."""
+ROUNDS = 4
+REPLIES = 75
+"""Fewest answers in each round, so that a leak per answer adds the same on a slow machine."""
 QUIET = 1.0
 """Seconds without work until a process counts as idle."""
 PATIENCE = 120.0
-"""Seconds that a process may take to become idle, and a third to get its answers."""
+"""Seconds that a process may take to become idle, and a round to get its answers."""
 CHAT = {"model": "base", "max_tokens": 4, "messages": [{"role": "user", "content": "Say 1."}]}
 BODIES: tuple[bytes, ...] = (
     json.dumps(CHAT).encode(),
@@ -118,8 +118,8 @@ def rest(process: psutil.Process) -> None:
 
 
 def watch(process: psutil.Process, ask: Callable[[random.Random], str], seconds: float) -> Readings:
-    """Send requests for this long, or until each third has its answers; read the process and its children after each
-    third."""
+    """Send requests for this long, or until each round has its answers; read the process and its children after each
+    round."""
     readings = Readings()
     for number in range(ROUNDS):
         before, since = readings.replies, time.monotonic()
