@@ -1,8 +1,8 @@
 """A soak: server and worker pool under mixed load, valid and invalid. Run by `make soak DURATION=600`.
 
 Several threads send requests: valid, invalid, and cut off; workers of the pool also die in the middle. The requests
-stop three times. When nothing is running any more, memory, file descriptors and threads are read. A leak adds something
-in every quarter of the time. The smallest increase counts, so that one reading on a busy machine is not taken for a leak.
+stop four times. When nothing is running any more, memory, file descriptors and threads are read. A leak adds something
+in every quarter of the time. The smallest increase counts, so that no reading on a busy machine is taken for a leak.
 Prints a row each, and exits with status 1 if something grew or no request was answered.
 """
 
