@@ -93,7 +93,7 @@ class Mixture(nn.Module):
 
     @contextmanager
     def at(self, places: Tensor) -> Iterator[None]:
-        """Inside the block, read whole dialogues. `places` (rows, tokens): index of the token that decides each token."""
+        """Inside the block, read whole dialogues. `places` (rows, tokens): the token that decides each token."""
         self._places = places
         try:
             yield
