@@ -173,7 +173,7 @@ def _bare(lines: Sequence[str]) -> Lines:
 
 
 def complaint(lines: Sequence[str], now: Lines) -> str | None:
-    """Return the fault of a model's lines, or None."""
+    """Return what is wrong with the lines that a model wrote, or None."""
     bare = _bare(lines)
     if len(bare) > MOST:
         return f"lines holds {len(bare)} lines, at most {MOST} are allowed"
