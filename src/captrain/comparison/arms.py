@@ -115,7 +115,7 @@ def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
     routes = _routes(path) if path.exists() else pd.DataFrame(columns=["task", "kind"])
     if row != CONTROLS:
         return [_limited_to_routes(arm, routes, alternatives) for arm in arms]
-    # Controls also route to TRACE's adapters. What TRACE plays is not played again.
+    # Controls also route tasks to TRACE's adapters. Tasks that such an arm plays for TRACE are not played again.
     arms += _stage_arms(results, ADAPTERS)
     arms += composition_arms(results / row, {arm.name: arm for arm in arms}, routes)
     played, further = {arm.name: arm.tasks for arm in _trace_arms(results, alternatives)}, list[Arm]()

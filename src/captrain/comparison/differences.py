@@ -129,7 +129,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
     if len(values) < 2:
         return mean, np.nan, np.nan, np.nan
     if np.ptp(values) == 0:
-        # If all seeds have equal values, for example because two routers always agree, the interval is the mean itself.
+        # If all seeds have equal values, for example because two routers always agree, the interval is a point.
         return mean, mean, mean, float(mean == 0)
     test: Any = ttest_1samp(values, popmean=0.0)
     interval = test.confidence_interval(CONFIDENCE)
