@@ -1,13 +1,13 @@
-"""Batched multi-turn sampling in lockstep, in process, for any Hugging Face causal LM.
+"""Batched multi-turn sampling in this process, for any Hugging Face causal LM.
 
-All live rows are at the same position. A step feeds each row its next known token (prompt, tool result, or its own
-sample); a row without known tokens samples one. There is no padding, no attention mask, no second prefill. Rows with
-equal tokens so far are one branch: it is computed once and stored in the KV cache once, and forks where its rows
-differ. So a group's prompt, and everything its rollouts have in common, costs as much as for one rollout.
+All live rows (dialogues) advance in lockstep, at the same position. Each step feeds every row its known tokens (prompt,
+tool result, or its own last sample). A row without further known tokens samples one. There is no padding, no attention
+mask and no second prefill. Rows with equal tokens so far form one branch, which is computed and cached once and splits
+where its rows differ. So the common prefix of a group's rollouts costs as much as for a single rollout.
 
-Each row has its own stream of uniforms, seeded by its key. Arithmetic is in float64: differences between batch shapes
-or CPUs are then near 1e-15, too small to change a sampled token, so that a rollout does not depend on the rest of the
-batch. float32 gives up that guarantee for speed.
+Each row has its own random stream, seeded by its key. Arithmetic is in float64, where differences between batch shapes
+or CPUs are near 1e-15. That is too small to change a sampled token, so a rollout does not depend on the rest of the
+batch. float32 is faster, without this guarantee.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from captrain.models import Mixture, begins_decision
 
 State = dict[str, torch.Tensor]
 BLOCK = 64
-"""Positions by which the KV cache grows."""
+"""Number of positions that the KV cache grows by."""
 LOGPROB_DIGITS = 6
 """Decimals of recorded log-probabilities. CPUs differ by about 1e-15, so one token in a billion is rounded
 differently."""
