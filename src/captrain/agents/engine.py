@@ -334,7 +334,7 @@ def sample_rows(
         max_tokens: longest turn.
         max_length: longest dialogue.
         top_p: sample from the likeliest tokens with this total probability; None: all tokens.
-        top_k: sample from so many likeliest tokens; None: all tokens.
+        top_k: sample from this many of the likeliest tokens; None: all tokens.
     """
     decoder.reset()
     # Row i of the cache is branch i: all live rows with the same tokens up to `position`. An empty branch is finished.

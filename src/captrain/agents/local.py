@@ -55,7 +55,7 @@ class LocalPolicy:
         precision: float64 makes results independent of the batch. float32 is 1.5 times as fast, and one token in a
             million may depend on the batch; in bfloat16, for large models, one in some hundreds.
         top_p: sample from the likeliest tokens with this total probability; None: all tokens.
-        top_k: sample from so many likeliest tokens; None: all tokens.
+        top_k: sample from this many of the likeliest tokens; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:

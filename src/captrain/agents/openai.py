@@ -31,7 +31,7 @@ class OpenAIPolicy:
     Args:
         model: unused; every policy is built with the folder of the base.
         batch: episodes played at once; changes speed, never results.
-        name: of the model at the endpoint; the revision in name@revision is only part of the identity.
+        name: name of the model at the endpoint; the revision in name@revision is only part of the identity.
         temperature: sampling temperature, 0 is greedy.
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.

@@ -86,7 +86,7 @@ def complete_design(
 
     Args:
         fields: base, tasks, trials, icc and shared; None for each unknown number.
-        folder: of the evaluation, which is read only if a number is unknown.
+        folder: folder of the evaluation, which is read only if a number is unknown.
         level: see `Design`.
         power: see `Design`.
 

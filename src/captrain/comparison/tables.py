@@ -126,8 +126,8 @@ def evaluate(
         ranked: capabilities with an environment, best first.
         controls: control -> its capabilities.
         resamples: bootstrap resamples of the tasks.
-        confidence: of the percentile intervals, in (0, 1).
-        seed: of the bootstrap.
+        confidence: confidence of the percentile intervals, in (0, 1).
+        seed: seed of the bootstrap.
         alternatives: adapters of one capability played every task, so there are bounds of routers.
 
     Raises:

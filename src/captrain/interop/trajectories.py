@@ -199,7 +199,7 @@ def atif_document(
     """Convert messages to a trajectory in ATIF.
 
     Args:
-        messages: of one dialogue.
+        messages: messages of one dialogue.
         name: session id.
         agent: name of the agent.
         extra: further facts, JSON.

@@ -32,7 +32,7 @@ class _MixedLinear(nn.Module):
     """A linear layer with the pairs of its adapters side by side.
 
     Args:
-        linear: of the base.
+        linear: the linear layer of the base.
         pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
         opened: the weights.
     """

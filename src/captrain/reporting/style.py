@@ -240,7 +240,7 @@ def compare(
         finding: title of the figure.
         rate: label of the axis of rates.
         note: below the figure.
-        width: of the figure in inches.
+        width: width of the figure in inches.
     """
     supervised = any(is_supervised(row.method) for rows in groups.values() for row in rows)
     note = " ".join(part for part in (SUPERVISED if supervised else "", HOLLOW, note) if part)

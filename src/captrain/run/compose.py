@@ -27,7 +27,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Args:
         experiment: one of conf/experiment/.
-        seed: of the run.
+        seed: seed of the run.
         overrides: see `captrain.run.compose_spec`.
         conf_dir: of the project; captrain's own conf/ is searched after it.
 

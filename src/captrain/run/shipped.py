@@ -40,7 +40,7 @@ def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
     """Read the stages of a dvc.yaml by DVC's names; a stage with `foreach` becomes several, such as row@NAME.
 
     Args:
-        path: of the dvc.yaml.
+        path: path of the dvc.yaml.
         remedy: for the message if the file is missing or damaged.
 
     Raises:

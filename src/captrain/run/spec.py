@@ -310,7 +310,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Args:
         experiment: one of conf/experiment/.
-        seed: of the run.
+        seed: seed of the run.
         overrides: key=value lines. A key is a setting (selection.delta=0.1), also an unlisted one of a component, or a
             group (router=classifier). A leading `+` adds a new section (+machine.benchmarks.new.python=PATH).
         conf_dir: of the project.

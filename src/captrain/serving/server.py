@@ -126,7 +126,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
 
     Args:
         app: answers requests.
-        name: of the served model.
+        name: name of the served model.
         host: address to listen on.
         port: 0 for any free port.
         protection: limits of requests.

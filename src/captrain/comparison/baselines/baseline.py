@@ -32,7 +32,7 @@ class Baseline:
     """A row of the main table. Subclasses implement `compute` and `publish_nothing`.
 
     Args:
-        name: of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
+        name: name of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
         label: name in tables and figures.
         order: place among the rows, smallest first.
         rests_on: stages of TRACE or of other rows that it is charged for, beside its own.

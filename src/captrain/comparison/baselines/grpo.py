@@ -99,12 +99,12 @@ def baseline_job(
     """Make the job of one adapter by GRPO, with TRACE's trainer.
 
     Args:
-        name: of the row.
+        name: name of the row.
         spec: the whole specification.
         project: folder of artifacts/ and results/.
         environments: where to train.
         rollouts: left to train with.
-        settings: of the trainer, if the row has its own.
+        settings: settings of the trainer, if the row has its own.
         start: the adapter to start from; None for a new one.
         points: see `Job`.
 

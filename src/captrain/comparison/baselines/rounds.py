@@ -116,10 +116,10 @@ class Rediagnosis:
     """One diagnosis of the trained agent.
 
     Args:
-        number: of the round, from 1 on; 0 is the base's diagnosis.
+        number: number of the round, from 1 on; 0 is the base's diagnosis.
         agent: digest of the adapter that acted.
-        rollouts: of the agent on fresh tasks.
-        account: of the selection by these rollouts alone; None if all passed or all failed.
+        rollouts: rollouts of the agent on fresh tasks.
+        account: account of the selection by these rollouts alone; None if all passed or all failed.
         new: selected capabilities without an environment, by these rollouts or, for candidates that were undecided
             before, by the labels of all diagnoses.
         lacking: taught capabilities that are selected again.
@@ -168,7 +168,7 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, state: RoundState, nu
         base: folder of the base model.
         agent: the adapter that acts.
         state: results of earlier diagnoses.
-        number: of the round, from 1 on.
+        number: number of the round, from 1 on.
 
     Raises:
         As `captrain.agents.collect_batch` and the analyst.

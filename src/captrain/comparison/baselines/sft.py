@@ -36,7 +36,7 @@ class Lesson:
     """Job that trains the adapter of a row.
 
     Args:
-        name: of the row.
+        name: name of the row.
         spec: the whole specification.
         base: folder of the base model.
         source: file of demonstrations; None if the job makes its own.

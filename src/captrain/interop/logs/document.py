@@ -27,7 +27,7 @@ class JsonDocument:
     """The JSON object or array in a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         lists: names of members that are read element by element if they are lists.
 
     `members` are all other members; `counts` holds the lengths of the lists, or of the array.
