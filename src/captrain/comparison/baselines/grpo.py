@@ -150,7 +150,7 @@ GRPO_UNTUNED = GRPOBaseline(
     compared_with=("grpo_target",),
     on_target=True,
 )
-"""The same with the trainer's settings: shows what tuning `grpo_target` was worth."""
+"""`grpo_target` with the settings of the section `trainer`. It shows what tuning `grpo_target` was worth."""
 WARM_GRPO = GRPOBaseline(
     name="warm_grpo",
     label="ADP, then GRPO on target",
