@@ -52,19 +52,19 @@ from captrain.run import Component, Machine, code_digest, dispatched, launch
 
 JOURNALS = Path(".cache/rollouts")
 OUTAGE = 32
-"""Infrastructure errors in a row after which no more plays begin: a server or service is down."""
+"""After this many infrastructure errors in a row, no more episodes start: a server or service is down."""
 AT_ONCE = 16
-"""Plays that are scored at the same time: a grader may take seconds."""
+"""Number of episodes that are scored in parallel, because a grader may take seconds."""
 SILENCE = 5.0
 """Seconds without a finished rollout after which the progress bar reports it."""
 PURPOSES: dict[Split, Purpose] = {"discovery": "diagnosis", "training": "training", "test": "evaluation"}
 """Purpose of a rollout, by the split of its task."""
 SHARDS = 4
-"""Jobs for one batch: each runs several times longer than it takes to start, and more GPUs are seldom free."""
+"""Cluster jobs per batch. With more jobs, starting them would take much of their time, and GPUs are seldom free."""
 Sample = tuple[Task, int]
-"""A rollout to collect: its task and the number of its trial."""
+"""A rollout to collect: its task and trial number."""
 Identity = tuple[str, str, str, Purpose, int]
-"""What identifies rollouts: digests of policy, target and adapter, purpose and seed."""
+"""Everything that identifies rollouts: the digests of policy, target and adapter, the purpose, and the seed."""
 
 
 def play(
@@ -79,15 +79,15 @@ def play(
     """Play the first tasks of a benchmark: `captrain.play(CalendarDesk(), policy, tasks=20)`.
 
     Args:
-        benchmark: an environment of the contract, or its class, which is built with its defaults.
+        benchmark: an `Environment`, or its class. A class is built with its default settings.
         policy: the agent.
         tasks: number of tasks.
         split: discovery, training or test.
         trials: rollouts per task.
-        seed: of all randomness.
+        seed: seed of all randomness.
 
     Returns:
-        Rollouts in the order (task, trial), as `captrain.diagnose` takes them.
+        Rollouts in the order (task, trial). Pass them to `captrain.diagnose`.
 
     Raises:
         EnvironmentFault: the benchmark broke its contract.
@@ -98,7 +98,7 @@ def play(
     source = f"{kind.__module__}:{kind.__qualname__}"
     target = CheckedEnvironment(environment, source, digest(source, file_digest(Path(inspect.getfile(kind)))))
     purpose, sample = PURPOSES[split], target.tasks(split, tasks)
-    # Other files may decide its behaviour, so no journal is kept for another call.
+    # The digest covers only this one file, and other files may change the behaviour. So the journal is not reused.
     with TemporaryDirectory() as journals:
         return collect(policy, target, sample, purpose=purpose, seed=seed, trials=trials, journals=Path(journals))
 
@@ -121,20 +121,20 @@ def collect(
     Args:
         policy: the agent.
         target: the environment.
-        tasks: of the purpose's own split.
-        purpose: of the rollouts.
+        tasks: tasks of the split that belongs to `purpose`.
+        purpose: what the rollouts are for.
         seed: run seed.
         trials: rollouts per task.
-        adapter: None for the base.
+        adapter: the adapter to act with; None for the base model.
         retries: further attempts at a rollout that ended in an infrastructure error.
-        journals: folder of unfinished runs.
-        quiet: no progress bar.
+        journals: folder of the journals, from which an interrupted run resumes.
+        quiet: show no progress bar.
 
     Returns:
         Rollouts in the order (task, trial).
 
     Raises:
-        UserError: a task is of another split.
+        UserError: a task belongs to another split.
         EnvironmentFault: the environment broke its contract; finished rollouts are kept.
         InfrastructureError: most rollouts ended in an infrastructure error; finished rollouts are kept.
     """
@@ -172,8 +172,13 @@ def _attempts(
     adapter: Adapter | None,
     retries: int,
 ) -> Iterator[Rollout]:
-    """Yield rollouts as they end, in any order. Rollouts that an infrastructure error ended are retried, the last time
-    each alone. Raises InfrastructureError after `OUTAGE` such errors in a row."""
+    """Yield rollouts as they end, in any order.
+
+    A rollout that ends in an infrastructure error is retried. In the last attempt each rollout is played alone.
+
+    Raises:
+        InfrastructureError: `OUTAGE` episodes in a row ended in such an error.
+    """
     *_, seed = identity
     plays, row = dict[int, tuple[RunningEpisode, GuardedEpisode, Task, int]](), list[str]()
 
@@ -194,7 +199,7 @@ def _attempts(
                 episode = target.open(task, key)
                 play = RunningEpisode(key, episode, adapter.folder if adapter else "")
                 plays[id(play)] = (play, episode, task, trial)
-            # An error while one is scored closes all other open episodes, too.
+            # If scoring raises, all episodes that are still open are closed.
             with closing_episodes([episode for _, episode, *_ in plays.values()]):
                 for play, verdict in scored(policy.play([play for play, *_ in plays.values()]), score):
                     _, _, task, trial = plays[id(play)]
@@ -220,11 +225,11 @@ def _record(
     score: Score | None,
     retries: int,
 ) -> Rollout:
-    """Return the record of a play."""
+    """Return the rollout record of a finished episode."""
     task, trial = sample
     outcome: Literal["passed", "failed", "error"] = "error"
     if score is not None:
-        # A model that has no room for the prompt fails, even if the environment rewards doing nothing.
+        # If the prompt alone exceeds the context, the rollout failed, even if the environment rewards doing nothing.
         outcome = "passed" if score.success and (play.turns or not play.truncated) else "failed"
     return Rollout(
         id=digest(*identity, task.id, trial)[:12],
@@ -250,10 +255,12 @@ def _record(
 
 
 def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Score | None:
-    """Score a play; None if infrastructure failed. A failure of the grader becomes the play's error.
+    """Score a finished episode. Return None if the infrastructure failed.
+
+    If the grader itself fails, its error is stored in `play.error`.
 
     Raises:
-        EnvironmentFault: the environment raised, or gave no score.
+        EnvironmentFault: the environment raised, or returned no score.
     """
     if play.error:
         return None
@@ -267,10 +274,10 @@ def score_of(target: CheckedEnvironment, task: Task, play: RunningEpisode) -> Sc
 def scored(
     plays: Iterable[RunningEpisode], score: Callable[[RunningEpisode], Score | None]
 ) -> Iterator[tuple[RunningEpisode, Score | None]]:
-    """Score plays in parallel, each as soon as it is over; yield them in the order in which they come.
+    """Score episodes in parallel, each as soon as it ends. Yield them in the order of `plays`.
 
     Raises:
-        The first exception of playing or scoring, after all finished plays have been yielded.
+        The first exception of playing or scoring, after all finished episodes have been yielded.
     """
     queue: deque[tuple[RunningEpisode, Future[Score | None]]] = deque()
     failure: BaseException | None = None
@@ -296,7 +303,7 @@ def scored(
 
 
 def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
-    """Return the error for plays of which most failed: no later stage may build on them."""
+    """Return the error for a run in which most episodes had infrastructure errors. It quotes the most common error."""
     [(words, times)] = Counter(errors).most_common(1)
     often = "each time" if times == len(errors) else f"{times} times"
     return InfrastructureError(f"{subject} ended in an error, {often}: {redacted(plain(words))}")
@@ -304,10 +311,10 @@ def outage(subject: str, errors: Sequence[str]) -> InfrastructureError:
 
 @contextmanager
 def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], None]]]:
-    """Open a journal for one writer: its complete records, and a function that appends one. A second process waits.
+    """Open a journal for one writer. Yield its valid rollouts, and a function that appends a rollout.
 
-    Lines that are cut off or differ from their digest, and rollouts with an infrastructure error, are first removed,
-    and so are played again.
+    A second process waits until the first has closed the journal. Opening removes damaged lines (cut off, or not
+    matching their digest) and rollouts with an infrastructure error, so these rollouts are played again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
@@ -332,7 +339,7 @@ def _journal_line(path: Path, rollout: Rollout) -> bytes:
 
 
 class RolloutBar:
-    """Progress over rollouts with pass rate and errors; it also reports a long silence."""
+    """Progress bar over rollouts, with pass rate and errors. It also shows when no rollout has ended for a while."""
 
     def __init__(self, label: str, total: int, initial: int, quiet: bool) -> None:
         # A job's log always shows progress.
@@ -365,7 +372,7 @@ class RolloutBar:
         return ", ".join([*parts, f"{errors} errors"] if errors else parts)
 
     def _watch(self) -> None:
-        """Report each second how long no rollout has ended, so that a hang shows."""
+        """Every second, show the time since the last rollout ended, so that a hang is visible."""
         while not self._over.wait(1.0):
             if (seconds := time.monotonic() - self._last) >= SILENCE:
                 silence = f"none has ended for {seconds:.0f} s"
@@ -373,14 +380,17 @@ class RolloutBar:
 
 
 def pass_rate(rollouts: Sequence[Rollout]) -> float | None:
-    """Return passed / (passed + failed), without errors; None if there is neither."""
+    """Return passed / (passed + failed). Errors do not count. None if no rollout passed or failed."""
     scored = [rollout.outcome == "passed" for rollout in rollouts if rollout.outcome != "error"]
     return sum(scored) / len(scored) if scored else None
 
 
 def summarise_rollouts(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> JsonObject:
-    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all and by kind of task, with the floor
-    (the score of an agent that does nothing on the same tasks) and the target's description of itself."""
+    """Summarise rollouts: counts by outcome, pass rate and mean reward, over all tasks and by kind of task.
+
+    Each rate comes with its floor: the rate of an agent that does nothing on the same tasks. The summary also has the
+    target's description of itself.
+    """
     kinds: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         kinds.setdefault(str(rollout.task.data.get("kind", "")), []).append(rollout)
@@ -412,8 +422,7 @@ def summarise_rollouts(rollouts: Sequence[Rollout], target: CheckedEnvironment) 
 
 
 def floor_scores(target: CheckedEnvironment, tasks: Sequence[Task]) -> dict[str, Score | None]:
-    """Score an agent that does nothing on each task, by the task's id; None if infrastructure failed. This costs no
-    rollout."""
+    """Return task id -> score of an agent that does nothing, or None if the infrastructure failed. Costs no rollout."""
     scores: dict[str, Score | None] = {}
     for task in tasks:
         try:
@@ -425,8 +434,10 @@ def floor_scores(target: CheckedEnvironment, tasks: Sequence[Task]) -> dict[str,
 
 
 def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
-    """Count the rollouts that passed, and those with a turn of `limit` tokens, which the policy cut off; None: no
-    limit."""
+    """Return a sentence with the number of passed rollouts, and of rollouts with a turn cut off at `limit` tokens.
+
+    If `limit` is not an integer, there is no limit.
+    """
     counts = f"{sum(rollout.outcome == 'passed' for rollout in rollouts)} of {len(rollouts)} passed"
     if not isinstance(limit, int):
         return counts
@@ -437,7 +448,7 @@ def count_outcomes(rollouts: Sequence[Rollout], limit: object) -> str:
 
 
 class TargetSource(Protocol):
-    """Loader of a target that is no benchmark component."""
+    """Loader of a target that is not configured as a benchmark component."""
 
     def load(self) -> CheckedEnvironment:
         """Load the target."""
@@ -453,9 +464,9 @@ class PolicySource:
     """A policy that is built on first use, so that it can be sent to a job.
 
     Args:
-        component: the `policy` section.
+        component: the `policy` section of the configuration.
         base: output folder of the base stage.
-        machine: where it acts.
+        machine: the machine that the policy runs on.
     """
 
     component: Component
@@ -468,7 +479,7 @@ class PolicySource:
         return load_policy(self.component, self.base, self.machine, batch=self.machine.batch)
 
     def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide its behaviour."""
+        """Return the fields that decide the policy's behaviour."""
         return self.component, self.base
 
     def __reduce__(self) -> tuple[type["PolicySource"], tuple[object, ...]]:
@@ -478,17 +489,17 @@ class PolicySource:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """Rollouts of one purpose, to be collected.
+    """A batch of rollouts to collect, all for one purpose.
 
     Args:
-        name: for messages.
-        policy: the agent; one that is already built acts only in this process.
-        source: of the target: a benchmark's component, or another loader.
-        tasks: of the purpose's own split.
-        purpose: of the rollouts.
+        name: name of the batch in messages.
+        policy: the agent. A policy that is already built can act only in this process.
+        source: where the target comes from: a benchmark's component, or another loader.
+        tasks: tasks of the split that belongs to `purpose`.
+        purpose: what the rollouts are for.
         seed: run seed.
         trials: rollouts per task.
-        adapter: None for the base.
+        adapter: the adapter to act with; None for the base model.
         retries: further attempts at a rollout that ended in an infrastructure error.
     """
 
@@ -533,10 +544,12 @@ class RolloutBatch:
 
 
 def collect_shard(batch: RolloutBatch) -> list[Rollout]:
-    """Collect a batch whose policy is a `PolicySource`, and load its target; a progress bar shows only in a job's log.
+    """Load the target of a batch and collect its rollouts. Its policy must be a `PolicySource`.
+
+    Progress is shown only in the log of a cluster job.
 
     Raises:
-        UserError: a task is of another split, or the target cannot be loaded.
+        UserError: a task belongs to another split, or the target cannot be loaded.
         EnvironmentFault: the environment broke its contract; finished rollouts are kept.
     """
     assert isinstance(batch.policy, PolicySource)
@@ -546,7 +559,7 @@ def collect_shard(batch: RolloutBatch) -> list[Rollout]:
 
 
 def collect_batch(batch: RolloutBatch, target: CheckedEnvironment, label: str) -> list[Rollout]:
-    """Collect a batch: here in `target` or, on a cluster, as an array of jobs named by `label`.
+    """Collect a batch in this process or, on a cluster, as an array of jobs named `label`.
 
     Returns:
         Rollouts in the order (task, trial).

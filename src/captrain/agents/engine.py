@@ -1,13 +1,13 @@
-"""Batched multi-turn sampling in lockstep, in process, for any Hugging Face causal LM.
+"""Batched multi-turn sampling in this process, for any Hugging Face causal LM.
 
-All live rows are at the same position. A step feeds each row its next known token (prompt, tool result, or its own
-sample); a row without known tokens samples one. There is no padding, no attention mask, no second prefill. Rows with
-equal tokens so far are one branch: it is computed once and stored in the KV cache once, and forks where its rows
-differ. So a group's prompt, and everything its rollouts have in common, costs as much as for one rollout.
+All live rows (dialogues) advance in lockstep, at the same position. Each step feeds every row its known tokens (prompt,
+tool result, or its own last sample). A row without further known tokens samples one. There is no padding, no attention
+mask and no second prefill. Rows with equal tokens so far form one branch, which is computed and cached once and splits
+where its rows differ. So the common prefix of a group's rollouts costs as much as for a single rollout.
 
-Each row has its own stream of uniforms, seeded by its key. Arithmetic is in float64: differences between batch shapes
-or CPUs are then near 1e-15, too small to change a sampled token, so that a rollout does not depend on the rest of the
-batch. float32 gives up that guarantee for speed.
+Each row has its own random stream, seeded by its key. Arithmetic is in float64, where differences between batch shapes
+or CPUs are near 1e-15. That is too small to change a sampled token, so a rollout does not depend on the rest of the
+batch. float32 is faster, without this guarantee.
 """
 
 import hashlib
@@ -22,36 +22,47 @@ from captrain.models import Mixture, begins_decision
 
 State = dict[str, torch.Tensor]
 BLOCK = 64
-"""Positions by which the KV cache grows."""
+"""Number of positions that the KV cache grows by."""
 LOGPROB_DIGITS = 6
 """Decimals of recorded log-probabilities. CPUs differ by about 1e-15, so one token in a billion is rounded
 differently."""
 COMPACT = 0.8
-"""Finished branches are removed from the KV cache once at most this share of its rows is alive."""
+"""The KV cache is compacted when at most this share of its rows is still live."""
 
 
 class Decoder(Protocol):
     """A causal LM with a KV cache over a batch of rows at equal positions."""
 
     looks_ahead: bool
-    """Whether rows share a branch only if all tokens known to follow are equal, because `decide` reads them."""
+    """Whether rows may share a branch only if all their known further tokens are equal. `decide` reads these tokens."""
 
     def decide(self, row: int, ids: Sequence[int], written: Sequence[int], position: int) -> None:
-        """Prepare a row of the cache, which holds `position` tokens, for all ids of a dialogue so far; called before
-        each forward pass, if the decoder looks ahead. `written` is 1 where the model wrote."""
+        """Prepare a row of the cache for the next tokens of its dialogue.
+
+        Called before each forward pass if `looks_ahead`.
+
+        Args:
+            row: row of the cache.
+            ids: all known tokens of the dialogue.
+            written: for each of them, 1 if the model wrote it.
+            position: number of tokens that the cache holds.
+        """
         ...
 
     def reset(self) -> None:
-        """Reset the cache to one row and no position."""
+        """Empty the cache, with one row."""
         ...
 
     def forward(self, ids: torch.Tensor, due: Sequence[int]) -> torch.Tensor:
-        """Append ids (rows, tokens) to the cache; return the logits (due, vocabulary) after the last token of the rows
-        that are due, in float64."""
+        """Append ids (rows, tokens) to the cache.
+
+        Returns:
+            For each row in `due`, the logits after its last token: (due, vocabulary), in float64.
+        """
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the cache, in order; an index may repeat."""
+        """Make these rows the new rows of the cache, in this order. An index may repeat, which copies the row."""
         ...
 
 
@@ -106,7 +117,7 @@ class MixtureDecoder(HuggingFaceDecoder):
         parts, cache = self.mixture.parts, None
         if not begins_decision(written, position, parts.decide):
             return
-        # A gate for all blocks reads states of the base alone. The cache holds other states, so all is read again.
+        # A global gate reads the states of the base without adapters. The cache has other states, so start over.
         start = 0 if parts.scope == "global" else position
         if start:
             cache = type(self.cache)(config=self.model.config)
@@ -271,7 +282,7 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.abandoned: Callable[[], bool] = lambda: False
-        """Tells whether nobody waits for the row any more; then it ends between two tokens."""
+        """Returns whether nobody waits for the row any more. Sampling of the row then stops at the next token."""
         self.truncated = False
         """Whether the row ended because it reached the longest length."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
@@ -283,7 +294,7 @@ class EngineRow:
         return not (self.over or self.abandoned())
 
     def take(self, token: int, logprob: float, ends: Collection[int], max_tokens: int, max_length: int) -> None:
-        """Append a sampled token; at the end of a turn also its answer."""
+        """Append a sampled token. If it ends the turn, also append the ids that follow the turn."""
         self.ids.append(token)
         self.mask.append(1)
         self.logprobs.append(logprob)
@@ -313,20 +324,20 @@ def sample_rows(
     top_p: float | None = None,
     top_k: int | None = None,
 ) -> None:
-    """Sample all rows to their ends.
+    """Sample all rows until their dialogues end.
 
     Args:
-        decoder: the model; its cache is reset.
-        rows: dialogues; changed in place.
+        decoder: the model. Its cache is reset.
+        rows: dialogues. They are changed in place.
         ends: ids of the tokens that end a turn.
         temperature: 0 is greedy.
         max_tokens: longest turn.
         max_length: longest dialogue.
         top_p: sample from the likeliest tokens with this total probability; None: all tokens.
-        top_k: sample from so many likeliest tokens; None: all tokens.
+        top_k: sample from this many of the likeliest tokens; None: all tokens.
     """
     decoder.reset()
-    # Row i of the cache is branch i: the live rows with these tokens up to `position`. A branch without rows is over.
+    # Row i of the cache is branch i: all live rows with the same tokens up to `position`. An empty branch is finished.
     branches, position = [[row for row in rows if row.live]], 0
     while any(branches):
         reach = min(len(row.ids) for branch in branches for row in branch)
@@ -356,8 +367,10 @@ def sample_rows(
 def _forked(
     decoder: Decoder, branches: list[list[EngineRow]], position: int, reach: int | None
 ) -> list[list[EngineRow]]:
-    """Fork each branch whose rows differ between `position` and `reach` (None: their end). New branches take the places
-    of finished ones, or are appended."""
+    """Split each branch whose rows differ between `position` and `reach` (None: up to their ends).
+
+    New branches take the places of finished branches, or are appended.
+    """
     forked: list[list[EngineRow]] = [[] for _ in branches]
     places = iter([index for index, branch in enumerate(branches) if not branch])
     origins = list(range(len(branches)))

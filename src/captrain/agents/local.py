@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LONGEST = 8192
 """Tokens of the longest dialogue, even if the model takes more."""
 CHATS = 16
-"""Cached renderers, one for each set of tools: every request to a server may bring new tools."""
+"""Number of cached chat renderers, one per set of tools. Each request to a server may have a new set."""
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -55,7 +55,7 @@ class LocalPolicy:
         precision: float64 makes results independent of the batch. float32 is 1.5 times as fast, and one token in a
             million may depend on the batch; in bfloat16, for large models, one in some hundreds.
         top_p: sample from the likeliest tokens with this total probability; None: all tokens.
-        top_k: sample from so many likeliest tokens; None: all tokens.
+        top_k: sample from this many of the likeliest tokens; None: all tokens.
         chat_template_kwargs: further arguments of the chat template, such as {enable_thinking: false}.
 
     Raises:
@@ -112,7 +112,7 @@ class LocalPolicy:
         return self.chat([]).ends
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str = "") -> list[float]:
-        """Return the log-probability of each token to come next, among these tokens, at temperature 1."""
+        """Return the log-probability of each of `tokens` as the next token, among `tokens`, at temperature 1."""
         import torch
 
         decoder = self.decoder(adapter)
@@ -187,11 +187,11 @@ class LocalPolicy:
         return list(plays)
 
     def truncation(self, row: "EngineRow") -> str:
-        """Say why a dialogue was cut off, "" if it was not."""
+        """Return why a dialogue was cut off; "" if it was not."""
         return outgrown(self.max_length) if row.truncated else ""
 
     def row(self, play: RunningEpisode, kind: "type[Row]") -> "Row | None":
-        """Return the play's row for the engine; None if its prompt is too long."""
+        """Return the engine row of an episode. None if its prompt is too long."""
         chat = self.chat(play.tools)
         play.messages = guide(play.messages, self.guidance)
         play.token_ids = chat.prompt(play.messages)
@@ -216,14 +216,15 @@ def with_hint(opening: list[Message], hint: str) -> list[Message]:
 
 @lru_cache(maxsize=1)
 def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
-    """Load configuration, tokenizer, weights, and the Hugging Face module. The module is None for dense Qwen3 and
-    Llama: the engine decodes these from their weights alone, as importing the modelling code takes seconds.
+    """Load the configuration, tokenizer, weights and Hugging Face module of a model.
 
-    The last model stays in memory, because a search through prompts builds a policy for each prompt; it is read only.
+    The module is None for dense Qwen3 and Llama. The engine needs only the weights of these, and importing the
+    modelling code would take seconds. The last model is cached, because a search over prompts builds a policy for each
+    prompt. Do not change it.
 
     Args:
-        folder: of the model.
-        identity: digest of its files, so that altered files are read again.
+        folder: folder of the model.
+        identity: digest of its files, so that altered files are loaded again.
     """
     import torch
     from safetensors import SafetensorError, safe_open
@@ -255,7 +256,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
             module, report = loaded
             state, missing = dict(module.eval().state_dict()), report["missing_keys"]
     except Exception as error:
-        # Read each file alone, to name the damaged one.
+        # Read each file separately, to name the damaged one.
         for name in MODEL_FILES:
             read_json(folder / name, object, remedy)
         for path in weights:
@@ -265,7 +266,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
             except (SafetensorError, OSError) as fault:
                 raise UserError(f"{path} does not load ({fault})", remedy) from fault
         raise UserError(f"model {folder} does not load ({error})", remedy) from error
-    if missing:  # transformers would initialize them at random
+    if missing:  # transformers would initialize missing weights at random
         raise UserError(
             f"config.json of {folder} asks for weights that are not there, {min(missing)} among them", remedy
         )
@@ -273,7 +274,7 @@ def load_model(folder: Path, identity: str) -> tuple[Any, Any, "State", Any]:
 
 
 def with_adapter(state: "State", adapter: str) -> "State":
-    """Add a saved PEFT LoRA adapter to the weights: W + (alpha / r) B A; "" adds none.
+    """Merge a saved PEFT LoRA adapter into the weights: W + (alpha / r) B A. "" returns the weights unchanged.
 
     Raises:
         UserError: the adapter is missing, damaged, or not a plain LoRA adapter of this model.

@@ -1,10 +1,9 @@
-"""Policy of any model behind an OpenAI-compatible endpoint (vLLM, or a hosted one), as the agent or as a simulated
-user.
+"""Policy of any model behind an OpenAI-compatible endpoint, such as vLLM. It acts as the agent or a simulated user.
 
-The address of the endpoint (see `captrain.models`) is no part of the policy's identity. Episodes are played on threads,
-with one request at a time each. The seed of a request depends only on the play's key and the turn, and the id of a tool
-call only on its position: neither other episodes nor a server's own ids change a rollout. A fault of the server ends
-its play with `error`, which is retried; an error that only the user can fix ends the run.
+The URL of the endpoint (see `captrain.models`) is not part of the policy's identity. Each episode is played on a thread
+of its own, one request at a time. The seed of a request depends only on the episode's key and the turn, and the id of a
+tool call only on its position. So other episodes and the server's own ids cannot change a rollout. If the server fails,
+the episode ends with `error` and is retried. An error that only the user can fix ends the run.
 """
 
 import json
@@ -32,7 +31,7 @@ class OpenAIPolicy:
     Args:
         model: unused; every policy is built with the folder of the base.
         batch: episodes played at once; changes speed, never results.
-        name: of the model at the endpoint; the revision in name@revision is only part of the identity.
+        name: name of the model at the endpoint; the revision in name@revision is only part of the identity.
         temperature: sampling temperature, 0 is greedy.
         max_turns: assistant turns in one episode.
         max_tokens: tokens in one assistant turn.
@@ -87,7 +86,7 @@ class OpenAIPolicy:
                     finished, running = wait(running, return_when=FIRST_COMPLETED)
                     for future in finished:
                         yield future.result()
-                        # Another episode opens only after the caller has finished with this one.
+                        # The next episode opens only after the caller has finished with this one.
                         running |= {threads.submit(self._episode, p, stop) for p in islice(pending, 1)}
             finally:
                 stop.set()
@@ -122,7 +121,7 @@ class OpenAIPolicy:
         return play
 
     def _answer(self, play: RunningEpisode) -> Message | None:
-        """Ask for the model's next message; None if the dialogue is too long for the model, which fails the agent.
+        """Ask for the model's next message. None if the dialogue is too long for the model; the rollout then failed.
 
         Raises:
             ContextLengthExceeded: the endpoint says so.
@@ -159,7 +158,7 @@ def request_messages(messages: Sequence[Message]) -> list[Message]:
             request["tool_calls"] = []
             for number, call in enumerate(tool_calls, start=calls):
                 name, arguments = call["function"]["name"], parsed_arguments(call["function"]["arguments"])
-                # Arguments that are no JSON object become one: many servers parse them.
+                # Arguments must be a JSON object, because many servers parse them. Wrap anything else in an object.
                 text = json.dumps({"": arguments} if isinstance(arguments, str) else arguments, ensure_ascii=False)
                 function = {"name": name, "arguments": text}
                 request["tool_calls"].append({"id": f"call_{number}", "type": "function", "function": function})
@@ -188,7 +187,7 @@ def reply_message(message: ReplyMessage) -> Message:
 
 
 def parsed_arguments(arguments: str | JsonObject | None) -> JsonObject | str:
-    """Parse arguments to an object; return the text if it is none (see `captrain.contract.calls_of`)."""
+    """Parse arguments to an object. Return the text if it is not one (see `captrain.contract.calls_of`)."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     if not text.strip():
         return {}

@@ -14,20 +14,20 @@ LIBRARIES = ("torch", "transformers")
 
 
 def options(**settings: object) -> JsonObject:
-    """Return the settings that have a value."""
+    """Return the settings without empty and None values."""
     return {name: value for name, value in settings.items() if value}
 
 
 @dataclass(frozen=True)
 class ClosedQuestion:
-    """A question to the base model and its possible answers, each of which begins with a token of its own."""
+    """A question to the base model and its possible answers. Each answer starts with a different token."""
 
     messages: list[Message]
     answers: tuple[str, ...]
 
 
 class Scorer(Protocol):
-    """A policy whose model can score possible answers, without sampling."""
+    """A policy whose model can score given answers without sampling."""
 
     def answer_scores(self, questions: Sequence[ClosedQuestion]) -> list[list[float]]:
         """Return the log-probability of the first token of each answer, among the answers of its question."""
@@ -43,14 +43,14 @@ def load_policy(
     """Build the configured policy.
 
     Args:
-        component: the `policy` section.
+        component: the `policy` section of the configuration.
         model: output folder of the base stage.
-        machine: where it acts; only policies that start servers take it.
-        kind: protocol that it must fulfil.
-        batch: plays at once; None: the policy's default.
+        machine: the machine to run on. Only policies that start servers use it.
+        kind: protocol that the policy must implement.
+        batch: number of episodes at once; None: the policy's default.
 
     Raises:
-        UserError: it does not fulfil `kind`, or cannot be built.
+        UserError: the policy does not implement `kind`, or cannot be built.
     """
     runtime: dict[str, object] = {} if batch is None else {"batch": batch}
     if takes(component, "machine"):
@@ -59,11 +59,11 @@ def load_policy(
 
 
 def outgrown(limit: int, prompt: int = 0) -> str:
-    """Say that a dialogue is too long for the model.
+    """Return the message for a dialogue that is too long for the model.
 
     Args:
-        limit: tokens that the model takes.
-        prompt: tokens of a first prompt that is already too long.
+        limit: largest number of tokens that the model accepts.
+        prompt: number of tokens of the first prompt, if it is already too long.
     """
     if prompt:
         return f"the prompt has {prompt} tokens, and the model takes {limit}"

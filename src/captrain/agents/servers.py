@@ -1,13 +1,14 @@
-"""vLLM servers that captrain starts: child processes that are started, watched, restarted and stopped here.
+"""Starts, watches, restarts and stops vLLM servers as child processes.
 
-A server that dies or stops being healthy is restarted with the adapters it had. One that keeps dying, or that never
-becomes healthy, ends the run with its last log lines. Adapters are loaded under their content hash. Before a name is
-used, captrain checks what the server serves under it. Ports, processes and GPUs are no part of any result.
+A server that dies or becomes unhealthy is restarted with the adapters it had. If it keeps dying or never becomes
+healthy, the run ends with an error that shows the last lines of the server's log. Adapters are loaded under their
+content hash. Before captrain uses a model name, it checks what the server serves under that name. Ports, processes and
+GPUs never change a result.
 
-A fleet is the servers of one model, up while they are needed. Servers belong to the process that uses them: work that
-samples from them runs one item after another, and the first process of a training samples for all. An adapter is served
-from the fleet's own copy of its folder as long as somebody plays with it: two trainings may play with equal adapters,
-and each may remove its folder at any time.
+A fleet is all servers of one model. They run while they are needed. Servers belong to the process that started them, so
+work items that sample from them run one after another, and the first process of a training samples for all its
+processes. The fleet serves an adapter from its own copy of the folder: two trainings may use equal adapters, and each
+may remove its folder at any time.
 """
 
 import atexit
@@ -35,25 +36,25 @@ from captrain.run import VLLM, copy_clean
 LOGS = Path(".cache/servers")
 KEEPER = Path(__file__).with_name("keeper.py")
 GRACE = 20.0
-"""Seconds that a server gets to finish its requests and exit."""
+"""Seconds that a server gets to finish its requests and exit. After that it is killed."""
 POLL = 0.1
 HEALTH = 30.0
 """Timeout of a health check, in seconds."""
 FRUITLESS = 3
-"""Starts of one server without any answer in between, after which captrain gives up."""
+"""captrain gives up on a server after this many starts without an answer in between."""
 FATAL = 3
-"""Deaths of a server during the same request, after which captrain gives up although it answers others."""
+"""captrain gives up on a server that died this many times during the same request, even if it answers others."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
 TAIL = 20
-"""Last lines of a server's log that an error shows."""
+"""Number of last log lines that an error shows."""
 ERRORS = 3
-"""Last exceptions above these lines that an error shows."""
+"""Number of earlier exceptions in the log that an error shows above these lines."""
 RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception): .*")
 
 
 def served_rank(machine: VLLM) -> int:
-    """Return the smallest --max-lora-rank that fits `max_loras` adapters summed into one, or else vLLM's largest.
+    """Return the value of --max-lora-rank: the smallest that fits a sum of `max_loras` adapters, or vLLM's largest.
 
     Raises:
         UserError: a single adapter exceeds vLLM's largest rank.
@@ -67,14 +68,15 @@ def served_rank(machine: VLLM) -> int:
 
 
 def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
-    """Refuse adapters that the servers would reject, before anything is played.
+    """Check, before any rollout, that the servers can load the adapters.
 
     Args:
         adapters: folders of plain PEFT adapters.
         machine: how the servers are started.
 
     Raises:
-        UserError: an adapter exceeds the rank of the servers; a composition has the sum of its members' ranks.
+        UserError: the rank of an adapter exceeds that of the servers. The rank of a composition is the sum of its
+            members' ranks.
     """
     limit = served_rank(machine)
     for folder in adapters:
@@ -90,8 +92,8 @@ def check_ranks(adapters: Iterable[Path], machine: VLLM) -> None:
 class Service(NamedTuple):
     """Everything that decides which servers are started.
 
-    `machine` says how, `source` is the model (a folder or a hub name), `name` the name it is served under, `settings`
-    the arguments that decide the answers, `timeout` the seconds for a request.
+    machine: how the servers are started. source: the model, a folder or a hub name. name: the name it is served under.
+    settings: server arguments that change the answers. timeout: seconds for one request.
     """
 
     machine: VLLM
@@ -120,10 +122,10 @@ class VllmServer(Endpoint):
         self._label = f"server {number} of policy vllm"
         self.episodes = 0
         self.fruitful = 0
-        """Latest start after which the server answered, or was stopped on purpose."""
+        """Number of the latest start after which the server answered a request or was stopped on purpose."""
         self.adapters: dict[str, Path] = {}
         self._deaths = Counter[str]()
-        """Deaths of this server, by the request under way."""
+        """How often this server died, by the digest of the request it was answering."""
         self._process: subprocess.Popen[bytes] | None = None
         self._writer = threading.Thread()  # of its log
         self._lock = threading.RLock()
@@ -142,7 +144,7 @@ class VllmServer(Endpoint):
         )
 
     def listen(self, port: int, log: Path) -> None:
-        """Count a start, and send requests to its port from now on."""
+        """Count a start, and send all further requests to this port."""
         self.port, self.log, self.starts = port, log, self.starts + 1
         self.__dict__.pop("client", None)
 
@@ -160,11 +162,12 @@ class VllmServer(Endpoint):
         """Restart the server after a fault, if it is dead or unhealthy.
 
         Args:
-            starts: `starts` when the request was sent; a server that was restarted since is left alone.
-            request: digest of the request.
+            starts: the value of `self.starts` when the request was sent. If the server was restarted since, it is not
+                restarted again.
+            request: digest of the failed request.
 
         Raises:
-            UserError: restarting it again is pointless.
+            UserError: the server failed too often, see `FRUITLESS` and `FATAL`.
         """
         with self._lock:
             problem = ""
@@ -224,7 +227,7 @@ class VllmServer(Endpoint):
             raise self._given_up(f"fails at once ({fault})") from None
 
     def _fault(self, seconds: float) -> str:
-        """Wait until the server is healthy, at most so many seconds; return the problem, "" if there is none."""
+        """Wait up to `seconds` until the server is healthy. Return "", or the problem if it is not."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:
@@ -238,10 +241,10 @@ class VllmServer(Endpoint):
         return f"died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'})"
 
     def _given_up(self, problem: str) -> UserError:
-        """Stop the server; return an error that quotes the end of its log."""
+        """Stop the server. Return an error that quotes the end of its log."""
         self._kill()
         lines = [line for line in self.log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
-        # The cause may stand far above the last lines.
+        # The exception that caused the failure may be far above the last lines.
         errors = {match[0]: None for line in lines[:-TAIL] if (match := RAISED.search(line))}
         last_words = [*[*errors][-ERRORS:], *lines[-TAIL:]]
         output = "".join(f"\n    {line}" for line in last_words) or " (its log is empty)"
@@ -251,11 +254,11 @@ class VllmServer(Endpoint):
         )
 
     def _control(self, path: str, body: Mapping[str, object] | None = None, timeout: float = 600.0) -> str:
-        """Send a request that asks for no completion, GET without a body; return the text of the answer.
+        """Send a request to a management path: GET if `body` is None, else POST. Return the text of the answer.
 
         Raises:
             TransientFault: the server failed or did not answer.
-            UserError: it refused the request.
+            UserError: the server refused the request.
         """
         import httpx2
 
@@ -269,7 +272,7 @@ class VllmServer(Endpoint):
         """Return whether the server serves a model under this name.
 
         Raises:
-            UserError: it serves another model under this name.
+            UserError: the server serves another model under this name.
         """
         models = {model["id"]: model for model in json.loads(self._control("/v1/models"))["data"]}
         if name not in models:
@@ -285,11 +288,11 @@ class VllmServer(Endpoint):
         return True
 
     def hold(self, adapters: Mapping[str, Path], users: Callable[[], Collection[str]]) -> None:
-        """Load adapters under their digests, and unload those that nobody plays with.
+        """Load adapters under their digests, and unload adapters that are not in use.
 
         Args:
-            adapters: digest -> folder, which stays as long as somebody plays with it.
-            users: returns the adapters in use now, those of the caller among them.
+            adapters: digest -> folder. The folder must exist as long as the adapter is in use.
+            users: returns the digests of the adapters that are in use now, including the caller's.
         """
         with self._lock:
             for name in adapters.keys() - self.adapters.keys():
@@ -298,8 +301,10 @@ class VllmServer(Endpoint):
                 self._change(name, None)
 
     def _change(self, name: str, folder: Path | None) -> None:
-        """Load an adapter from its folder, or unload it (None), with one retry. A server that is restarted in between
-        comes up with the adapters as they are to be."""
+        """Load an adapter from its folder, or unload it if `folder` is None. Retries once.
+
+        `self.adapters` is updated first, so a server that is restarted in between loads the new set of adapters.
+        """
         before, starts = self.adapters, self.starts
         remaining = {adapter: path for adapter, path in before.items() if adapter != name}
         self.adapters = remaining if folder is None else {**remaining, name: folder}
@@ -315,7 +320,7 @@ class VllmServer(Endpoint):
                     if folder is not None:
                         self._load(name, folder)
                     elif self._check(name, str(before[name])):
-                        raise  # the adapter is still there, so it was not just the answer that was lost
+                        raise  # the adapter is still loaded, so the request itself failed and not only its answer
         except BaseException as fault:
             self.adapters = before
             if not isinstance(fault, TransientFault):
@@ -331,7 +336,7 @@ class VllmServer(Endpoint):
                 raise TransientFault(f"model server: it took adapter {name} and does not list it")
 
     def dismiss(self) -> None:
-        """Ask the server and its children to exit, after the requests under way."""
+        """Ask the server and its children to exit after their current requests. Does not wait."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -356,8 +361,10 @@ class VllmServer(Endpoint):
 
 
 def server_environment(machine: VLLM, number: int) -> dict[str, str]:
-    """Return the environment of a server: without our Python settings, and with its GPUs, counted from the last
-    visible one.
+    """Return the environment variables of a server.
+
+    captrain's own Python settings are removed. GPUs are assigned from the last visible one downwards, so the first
+    ones stay free for training.
 
     Raises:
         UserError: too few GPUs are visible.
@@ -387,15 +394,16 @@ class Fleet:
         self.service, self.machine = service, service.machine
         self.servers = [VllmServer(service, number) for number in range(self.machine.replicas)]
         self.folder = (LOGS / f"{os.getpid()}-{digest(*service)[:8]}").resolve()
-        """Folder of the adapters' copies."""
+        """Folder with the fleet's copies of the adapters."""
         self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
     @contextmanager
     def serving(self, adapters: Mapping[str, Path]) -> Iterator[None]:
-        """Start servers that are down, and serve these adapters under their digests. Adapters that nobody uses any
-        more are unloaded.
+        """Start servers that are down, and serve these adapters under their digests inside the block.
+
+        Adapters that are no longer in use are unloaded.
 
         Raises:
             UserError: a server does not start, or rejects an adapter.
@@ -435,7 +443,7 @@ class Fleet:
 
     @contextmanager
     def server(self) -> Iterator[VllmServer]:
-        """Choose the server with the fewest episodes, for one more."""
+        """Yield the server with the fewest episodes, and count one more for it inside the block."""
         with self._lock:
             server = min(self.servers, key=lambda candidate: candidate.episodes)
             server.episodes += 1
@@ -455,12 +463,12 @@ class Fleet:
 
 
 fleets: dict[str, Fleet] = {}
-"""Fleets of this process, by the digests of their services."""
+"""Digest of a service -> its fleet, for all fleets of this process."""
 _lock = threading.Lock()
 
 
 def fleet_of(service: Service) -> Fleet:
-    """Return this process's fleet for a service; all users of equal services share one."""
+    """Return the fleet of a service. Within a process, equal services share one fleet."""
     key = digest(*service)
     with _lock:
         if key not in fleets:

@@ -1,18 +1,17 @@
-"""Policy of the base behind vLLM servers that captrain starts, with adapters: token in, token out, so that it can be
-trained.
+"""Policy of the base model and its adapters, served by vLLM. It exchanges token ids, so its rollouts can be trained on.
 
-The servers are child processes of the stage, wherever it runs (`captrain.agents.servers`). Adapters are loaded under
-their content hash, and every answer must come from the model that was asked.
+The servers are child processes of the stage (`captrain.agents.servers`). Adapters are loaded under their content hash,
+and captrain checks that each answer comes from the requested model.
 
-A prompt is sent as token ids. After each turn, its answer alone is rendered by the chat template and appended. Tokens
-that the model has read or written are never rendered or tokenized again: in the next turn the model reads exactly what
-it wrote, thoughts and odd blanks included, and the recorded log-probabilities belong to the recorded tokens. Tool calls
-are parsed here (`captrain.models.chat`), as for a model in this process. A play counts how often rendering the dialogue
-anew would have given other tokens. The server returns the tokens it wrote and their log-probabilities under the
-distribution it sampled from, with temperature.
+A prompt is sent as token ids. After each turn, only the new messages are rendered by the chat template and appended.
+Tokens that the model has read or written are never tokenized again. So in the next turn the model reads exactly what it
+wrote, including thoughts and odd whitespace, and the recorded log-probabilities belong to the recorded tokens. A
+rollout counts the turns for which a fresh rendering of the dialogue would have given other tokens. Tool calls are
+parsed by captrain (`captrain.models.chat`). The server returns the sampled tokens and their log-probabilities under the
+distribution it sampled from, including the temperature.
 
-A failed request is sent again, after a restart of the server if needed: it holds the whole dialogue and its seed, so
-that nothing of the episode is lost.
+A failed request is sent again, if needed after a restart of the server. The request holds the whole dialogue and the
+seed, so the episode continues without loss.
 """
 
 import threading
@@ -47,11 +46,14 @@ from captrain.records import JsonObject, Message, digest, file_digest
 from captrain.run import Count, Machine, Rate
 
 FAITHFUL = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
-"""Arguments with which a server samples from the model's own distribution, ignoring recommendations in the model's
-files, and returns the log-probabilities of that distribution."""
+"""Server arguments for faithful sampling.
+
+The server ignores sampling settings in the model's files, and returns log-probabilities of the distribution it samples
+from.
+"""
 
 PAUSE = 0.25
-"""Seconds before a retry while the server is healthy, doubled after each further fault."""
+"""Seconds before a retry if the server is healthy. Doubled after each further fault."""
 
 
 class VLLMPolicy(OpenAIPolicy):
@@ -125,9 +127,9 @@ class VLLMPolicy(OpenAIPolicy):
         self._machine = machine
         self._chats: dict[str, Chat] = {}
         self._names: dict[str, str] = {}
-        """Digests of adapters, by their folders."""
+        """Folder of an adapter -> its digest."""
         self._episode_state = threading.local()
-        """State of a thread's episode: its server, and the tokens so far."""
+        """State of the episode that a thread plays: its server, and its tokens so far."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -173,7 +175,7 @@ class VLLMPolicy(OpenAIPolicy):
         return fleet_of(Service(machine, source, self.name, settings, self.timeout))
 
     def close(self) -> None:
-        """Stop the servers; they start again when something is played again."""
+        """Stop the servers. They start again when they are next needed."""
         self.fleet.close()
 
     @contextmanager
@@ -256,7 +258,7 @@ class VLLMPolicy(OpenAIPolicy):
         return chat.parse(reply)
 
     def _continuation(self, play: RunningEpisode, prompt: Sequence[int], tokens: int) -> TokenCompletion:
-        """Ask the play's model for at most so many tokens."""
+        """Ask the episode's model for up to `tokens` tokens."""
         settings = {
             "temperature": self.temperature,
             "max_tokens": tokens,

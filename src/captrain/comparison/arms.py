@@ -1,4 +1,4 @@
-"""Arms of the evaluation: the base and everything that the stages trained, on the same test tasks.
+"""Arms of the evaluation: the base model and everything that the stages trained. All play the same test tasks.
 
 An arm acts with the base, an adapter or lines of guidance. A composition of adapters acts only on tasks routed to it.
 All arms play with the same randomness, so comparisons are paired. Every router and every bound is computed from one
@@ -22,9 +22,9 @@ from captrain.run import Component, Spec, launch, takes
 
 COMPOSITIONS = Path(".cache/compositions")
 COMPOSITION_BATCHES = 4
-"""Compositions are many and act on few tasks each, so they are played in this many batches."""
+"""Number of batches that all compositions are played in. There are many compositions with few tasks each."""
 COMPOSED, CONTROLS = "compositions", "controls"
-"""The stage of an arm that composes adapters, and the stage of TRACE with other capabilities."""
+"""Stage of arms that are compositions of adapters, and stage of the controls (TRACE with other capabilities)."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Arm:
     """One player of the evaluation.
 
     Args:
-        name: its name in outcomes and tables.
-        stage: the stage that trained it; "" for the base.
-        adapter: None for the base model alone.
-        guidance: lines at the end of the system prompt.
-        tasks: ids of the tasks it plays; None for all.
+        name: name of the arm in outcomes and tables.
+        stage: the stage that trained the arm; "" for the base.
+        adapter: the adapter; None for the base model alone.
+        guidance: lines added at the end of the system prompt.
+        tasks: ids of the tasks that the arm plays; None for all.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Arm:
     tasks: frozenset[str] | None = None
 
     def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide its behaviour, beside the policy."""
+        """Return the fields, other than the policy, that decide the arm's behaviour."""
         digest = self.adapter.digest if self.adapter else ""
         return digest, self.guidance, sorted(self.tasks or ())
 
@@ -65,7 +65,7 @@ class Outcome(Record):
 
 @dataclass(frozen=True)
 class ArmBatch:
-    """Arms that one process plays, on part `number` of `parts` of their tasks."""
+    """Arms that one process plays. It plays part `number` of the `parts` that their tasks are divided into."""
 
     arms: tuple[Arm, ...]
     base: Path
@@ -75,12 +75,12 @@ class ArmBatch:
 
     @property
     def name(self) -> str:
-        """Name in `captrain jobs`."""
+        """Name of the batch in `captrain jobs`."""
         arms = self.arms[0].name if len(self.arms) == 1 else f"{len(self.arms)} compositions"
         return arms if self.parts == 1 else f"{arms} {self.number + 1} of {self.parts}"
 
     def identity(self) -> tuple[object, ...]:
-        """Return the fields that decide its rollouts."""
+        """Return the fields that decide the batch's rollouts."""
         arms = [arm.identity() for arm in self.arms]
         spec, settings = self.spec, self.spec.evaluation
         return (
@@ -102,7 +102,7 @@ def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
     """List the arms that a row of the evaluation plays, compositions last (see `evaluation_rows`).
 
     Raises:
-        UserError: an adapter is missing or differs from its index.
+        UserError: an adapter is missing, or differs from its entry in the index.
     """
     if row == BASE:
         return [Arm(BASE)]
@@ -115,7 +115,7 @@ def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
     routes = _routes(path) if path.exists() else pd.DataFrame(columns=["task", "kind"])
     if row != CONTROLS:
         return [_limited_to_routes(arm, routes, alternatives) for arm in arms]
-    # Controls also route to TRACE's adapters. What TRACE plays is not played again.
+    # Controls also route tasks to TRACE's adapters. Tasks that such an arm plays for TRACE are not played again.
     arms += _stage_arms(results, ADAPTERS)
     arms += composition_arms(results / row, {arm.name: arm for arm in arms}, routes)
     played, further = {arm.name: arm.tasks for arm in _trace_arms(results, alternatives)}, list[Arm]()
@@ -133,10 +133,10 @@ def _trace_arms(results: Path, alternatives: bool) -> list[Arm]:
 
 
 def play_arms(spec: Spec, base: Path, arms: Sequence[Arm]) -> list[tuple[Arm, list[Rollout]]]:
-    """Play arms on their tasks; leave out arms without tasks.
+    """Play arms on their tasks. Arms without tasks are left out.
 
     Raises:
-        UserError: the servers take no adapter of an arm's rank.
+        UserError: the rank of an adapter is too large for the servers.
     """
     if takes(spec.policy, "machine"):
         check_ranks([Path(arm.adapter.folder) for arm in arms if arm.adapter is not None], spec.machine.vllm)
@@ -153,7 +153,7 @@ def play_arms(spec: Spec, base: Path, arms: Sequence[Arm]) -> list[tuple[Arm, li
 
 
 def split_batch(batch: ArmBatch, beside: int) -> list[ArmBatch]:
-    """Split a batch by tasks if there are fewer batches (`beside`) than this machine plays at once."""
+    """Split a batch by tasks if this machine can play more batches at once than there are (`beside`)."""
     machine = batch.spec.machine
     at_once = SHARDS if machine.launcher == "slurm" else 1 if machine.vllm.python else launch.cores(machine)
     parts = -(-at_once // max(1, beside))
@@ -177,7 +177,7 @@ def outcomes_of(arm: Arm, rollouts: Sequence[Rollout]) -> list[Outcome]:
 
 
 def idle_outcomes(rollouts: Sequence[Rollout], target: CheckedEnvironment) -> list[Outcome]:
-    """Return the outcomes of doing nothing on the tasks and trials of these rollouts. They cost no rollout."""
+    """Return the outcomes of an idle agent on the tasks and trials of these rollouts. This costs no rollouts."""
     scores = floor_scores(target, [*{r.task.id: r.task for r in rollouts}.values()])
     outcomes = []
     for rollout in rollouts:
@@ -228,7 +228,7 @@ def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
 
 
 def _limited_to_routes(arm: Arm, routes: pd.DataFrame, alternatives: bool) -> Arm:
-    """Limit an arm that plays only routed tasks to these (see `partial_stages`)."""
+    """Limit an arm to the tasks routed to it, if its stage is one of `partial_stages`."""
     limited = partial_stages(alternatives)
     return replace(arm, tasks=routed_tasks(arm.name, routes)) if arm.stage in limited and arm.name != arm.stage else arm
 
@@ -240,7 +240,7 @@ def routed_tasks(name: str, routes: pd.DataFrame) -> frozenset[str]:
 
 
 def adapter_of_route(root: Path, route: str) -> Path | None:
-    """Return the folder of a route's adapter, and make a composition on first use; None for the base.
+    """Return the folder of a route's adapter; None for the base. A composition is created on first use.
 
     Raises:
         UserError: an adapter is missing or damaged.
@@ -264,7 +264,7 @@ def composition_arms(folder: Path, arms_by_name: Mapping[str, Arm], routes: pd.D
 
 
 def play_batch(batch: ArmBatch) -> list[tuple[Arm, list[Rollout]]]:
-    """Play all trials of each arm on its part of its tasks; leave out arms without tasks."""
+    """Play all trials of each arm on the batch's part of the arm's tasks. Arms without tasks are left out."""
     spec = batch.spec
     target = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(target, spec.evaluation)

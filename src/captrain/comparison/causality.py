@@ -35,12 +35,15 @@ from captrain.run import Spec
 from captrain.statistics import Bootstrap, Floats, Ratio
 
 LACKING, SOLE, REMAINDER, PASSED = STRATA = ("lacking", "sole", "other", "passed")
-"""Rollouts of the base: failed with the label; failed with no other label of a selected capability; failed without the
-label; passed."""
+"""Strata of the base's rollouts, for one capability.
+
+lacking: failed, with its label. sole: failed, with its label and no other selected one. other: failed, without its
+label. passed: passed.
+"""
 EFFECT_COLUMNS = ["capability", "stratum", "arm", "stage", "tasks", "base", "rate", "change", "low", "high"]
 QUANTITIES = ("claimed", "efficacy", "sole_efficacy", "repaired", "difference", "placebo", "specificity")
 FAMILIES = ((ADAPTERS, str, "{}"), (SOLUTIONS_ADAPTER, specialist_name, "{} (solutions)"))
-"""Families of adapters of one capability each: the stage, the arm of a capability, and the name of its row."""
+"""Families of single-capability adapters: the stage, capability -> arm, and a template for the row's name."""
 CAPABILITY_COLUMNS = [
     *("capability", "adapter", "name", "failures", "lacking", "sole", "tasks"),
     *(column for name in QUANTITIES for column in (name, f"{name}_low", f"{name}_high")),
@@ -200,7 +203,7 @@ class _Contrasts:
         return strata[name] if name in strata else (self.base == 1.0).astype(float)
 
     def mean(self, stratum: Floats, arm: str, values: Floats) -> Ratio:
-        """Average values of other trials over the rollouts of a stratum, if base and arm were both scored."""
+        """Average `values` over the other trials of each rollout in a stratum. Trials need scores of arm and base."""
         valid = ~np.isnan(self.base) & ~np.isnan(self.passes[arm])
         return Ratio(_paired(stratum, np.where(valid, values, 0.0)), _paired(stratum, valid.astype(float)))
 
@@ -209,13 +212,19 @@ class _Contrasts:
         return self.mean(stratum, arm, self.passes[arm] - self.base)
 
     def repair(self, stratum: Floats, whole: Floats, arm: str) -> Ratio:
-        """Divide the passes that an arm adds in a stratum by the base's failures in `whole`."""
+        """Return the passes that an arm gains in a stratum, divided by the base's failures in `whole`."""
         failures = self.mean(whole, arm, 1.0 - self.base).numerators
         return Ratio(self.change(stratum, arm).numerators, failures)
 
     def placebo(self, slug: str, arms: Mapping[str, str]) -> tuple[Ratio, Ratio]:
-        """Estimate the change by other capabilities' adapters on failures that lack this one and not theirs, and the
-        change by this one's adapter on the same failures. `arms` is capability -> adapter."""
+        """Estimate the placebo effect for a capability.
+
+        The failures are those that lack this capability and not the other adapter's. `arms` is capability -> adapter.
+
+        Returns:
+            The change by the other capabilities' adapters, and the change by this capability's adapter, on the same
+            failures.
+        """
         strata = {arm: self.lacking[slug] * (1 - self.lacking[name]) for name, arm in arms.items() if name != slug}
         return (
             _pooled([self.change(stratum, arm) for arm, stratum in strata.items()], len(self.base)),
@@ -224,7 +233,7 @@ class _Contrasts:
 
 
 def _paired(first: Floats, second: Floats) -> Floats:
-    """Sum first x second over pairs of different trials, (tasks, trials) -> (tasks,)."""
+    """For each task, sum first[i] * second[j] over all pairs of trials i != j: (tasks, trials) -> (tasks,)."""
     return first.sum(axis=1) * second.sum(axis=1) - (first * second).sum(axis=1)
 
 

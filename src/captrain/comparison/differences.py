@@ -1,7 +1,7 @@
-"""Differences between methods, in one run and over seeds.
+"""Differences between methods, within one run and over several seeds.
 
-A seed draws everything, including the base model. Over seeds the unit is the seed, and differences are paired by seed.
-Tables are lists of rows as read from CSV; an empty cell is NaN.
+Everything depends on the seed, including the base model. So statistics over seeds use the seed as the unit, and
+differences are paired by seed. Tables are lists of rows as read from CSV. An empty cell is NaN.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
 
 def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Difference]:
-    """Return the difference of each method to `against`, in whichever order the pair was compared.
+    """Return method -> its difference to `against`. The order in which the pair was compared does not matter.
 
     Args:
         differences: rows of first, second, difference, low, high, distinguishable and p_holm.
@@ -50,7 +50,7 @@ def versus(differences: Iterable[ComparisonRow], against: str) -> dict[str, Diff
 
 
 def compared(names: Sequence[str]) -> list[tuple[str, str]]:
-    """List the pairs compared over seeds: those of the table, and every baseline with GRPO on the target."""
+    """Return the pairs to compare over seeds: the pairs of the table, and every baseline with GRPO on the target."""
     table = [pair for pair in compared_pairs(names) if {*pair} <= {*names}]
     further = [(name, GRPO) for name in baselines() if name != GRPO and {name, GRPO} <= {*names}]
     return [*table, *(pair for pair in further if pair not in table)]
@@ -129,7 +129,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float, float]:
     if len(values) < 2:
         return mean, np.nan, np.nan, np.nan
     if np.ptp(values) == 0:
-        # Equal values in every seed, for example of routers that agree everywhere, have a certain mean.
+        # If all seeds have equal values, for example because two routers always agree, the interval is a point.
         return mean, mean, mean, float(mean == 0)
     test: Any = ttest_1samp(values, popmean=0.0)
     interval = test.confidence_interval(CONFIDENCE)

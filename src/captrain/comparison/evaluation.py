@@ -1,15 +1,15 @@
-"""The evaluation of a project: plays the arms of each row and the curves of trainings, and compares the methods.
+"""The evaluation of a project: plays the arms of each row, and compares the methods.
 
-Each row is played alone (`play_row`, stage `evaluation@ROW`), so only the arms of a changed baseline are played again.
+Each row is played separately (`play_row`, stage `evaluation@ROW`), so a changed baseline only replays its own arms.
 `compare_rows` (stage `comparison`) reads the outcomes of all rows.
 
-A curve is the pass rate of one training's checkpoints on the test split. A training passes through all smaller budgets,
-so its checkpoints give pass rate over rollouts. (The paper's figure 4 trains anew at every budget.) Each point uses the
-final routes, because routes depend on environments and not on adapters. With a constant learning rate a checkpoint
-equals a training of that budget; with a schedule that falls to zero it does not.
+Learning curves: a curve is the pass rate of one training's checkpoints on the test split, over the rollouts spent. (The
+paper's figure 4 instead trains a new adapter for every budget.) Each point uses the final routes, because routes depend
+on environments and not on adapters. With a constant learning rate, a checkpoint equals a training with that budget.
+With a schedule that falls to zero it does not.
 
-TRACE and GRPO on the target have a curve. Its rollouts include diagnosis, calibration, and training up to the point.
-The last point is the evaluation's own row. Nothing is chosen by a curve.
+TRACE and GRPO on the target have a curve. The rollouts of a point include diagnosis, calibration, and training up to
+the point. The last point is the row of the evaluation itself. Curves are never used to choose anything.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,9 +51,9 @@ from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
 ROUTE = "chosen"
-"""Column of TRACE's routes."""
+"""Column of TRACE's own routes."""
 PLAYED = Path("artifacts/played")
-"""Folder of what each row of the evaluation played."""
+"""Folder with the rollouts and outcomes of each row of the evaluation."""
 
 
 class CurveOutcomes(Record):
@@ -67,7 +67,7 @@ class CurveOutcomes(Record):
 
 @dataclass(frozen=True)
 class PlayedRow:
-    """Everything that one row of the evaluation plays."""
+    """Everything that one row of the evaluation played."""
 
     rollouts: list[Rollout]
     outcomes: list[Outcome]
@@ -76,7 +76,7 @@ class PlayedRow:
 
 
 def evaluation_rows() -> tuple[str, ...]:
-    """List the rows that are evaluated one by one: the base, TRACE, and the other stages that train arms."""
+    """Return the rows that are evaluated separately: the base, TRACE, and the other stages that train arms."""
     return (BASE, TRACE, *(stage for stage in acting_stages() if stage != ADAPTERS))
 
 
@@ -100,7 +100,7 @@ def play_row(spec: Spec, row: str, project: Path = Path()) -> PlayedRow:
 
 
 def publish_row(played: PlayedRow, folder: Path) -> None:
-    """Write what a row played."""
+    """Write the rollouts and outcomes of a row."""
     publish(folder / "rollouts.jsonl", played.rollouts)
     publish(folder / "outcomes.jsonl", played.outcomes)
     publish(folder / "ledger.jsonl", played.ledger)
@@ -108,7 +108,7 @@ def publish_row(played: PlayedRow, folder: Path) -> None:
 
 
 def joined_rollouts(project: Path = Path()) -> Iterator[Rollout]:
-    """Yield the rollouts of all rows in the order of the rows, those of compositions last."""
+    """Yield the rollouts of all rows in the order of the rows. Rollouts of compositions come last."""
     for of_compositions in (False, True):
         for folder in (project / PLAYED / row for row in evaluation_rows()):
             acting = (outcome for outcome in load(folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
@@ -158,7 +158,7 @@ def compare_rows(spec: Spec, project: Path = Path(), rows: Sequence[str] | None 
         for point in load(folder / "curve.jsonl", CurveOutcomes)
     ]
     if curve:
-        # Each curve ends with the evaluation's own row.
+        # The last point of each curve is the row of the evaluation itself.
         last = evaluation.main[evaluation.main["method"].isin([row["method"] for row in curve])]
         points = [*curve, *last.assign(point=spec.curve.points).filter(COLUMNS).to_dict("records")]
         points.sort(key=lambda row: (row["method"] != TRACE, row["point"]))
@@ -175,7 +175,7 @@ def _frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:
 
 
 class CurvePoint(NamedTuple):
-    """A point of a row's curve: its number from 1 on, the rollouts of training by then, and the arms that act."""
+    """A point of a row's curve: its number (from 1), the training rollouts up to the point, and the arms that act."""
 
     number: int
     rollouts: int
@@ -183,7 +183,7 @@ class CurvePoint(NamedTuple):
 
 
 def _play_curve(spec: Spec, row: str, project: Path) -> tuple[list[CurveOutcomes], list[LedgerEntry]]:
-    """Play the test split with the checkpoints at each point before the end (`curve.points` counts the end).
+    """Play the test split with the checkpoints at each point of the curve except the last.
 
     Raises:
         UserError: a file is missing or corrupt, or an adapter differs from its index.
@@ -203,7 +203,7 @@ def _play_curve(spec: Spec, row: str, project: Path) -> tuple[list[CurveOutcomes
 
 
 def _curve_row(spec: Spec, point: CurveOutcomes, before: int) -> ComparisonRow:
-    """Return a point as a row of `COLUMNS`; `before` rollouts were spent before the training."""
+    """Return a point as a row of `COLUMNS`. `before` is the number of rollouts spent before the training."""
     frame, settings = _frame(point.outcomes), spec.evaluation
     scored = frame.assign(passed=[OUTCOMES[outcome] for outcome in frame["outcome"]])
     passes = summarise(scored.pivot(index="task", columns="trial", values="passed").to_numpy(dtype=float))
@@ -214,7 +214,7 @@ def _curve_row(spec: Spec, point: CurveOutcomes, before: int) -> ComparisonRow:
 
 
 def _points(spec: Spec, row: str, project: Path) -> Iterator[CurvePoint]:
-    """Yield the points before the end of a row that has a curve and an adapter."""
+    """Yield the points of a row's curve except the last. Yields nothing if the row has no curve or no adapter."""
     results, stage = project / "results", {TRACE: ADAPTERS, GRPO: GRPO}.get(row)
     if stage is None or spec.curve.points < 2:
         return
@@ -237,7 +237,7 @@ def _checkpoint(row: IndexEntry, stage: str, number: int, points: int, project: 
     """Return the rollouts and the adapter of a checkpoint."""
     mark = checkpoint_marks(row.rollouts, points)[number - 1]
     counts = [int(count) for count in row.checkpoints if int(count) >= mark]
-    if not counts:  # within the last step
+    if not counts:  # the point is within the last step
         return row.rollouts, Adapter(str(project / row.path), row.digest)
     name = str(min(counts))
     folder = project / row.path / CHECKPOINTS / name

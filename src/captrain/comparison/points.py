@@ -44,7 +44,7 @@ LOG = "log.txt"
 TABLES = ("results/sweeps/", "results/studies/", "results/replicates/")
 """Results over several points."""
 STAGE_LINE = re.compile(r"[a-z_]+ +[\d.]+ s ")
-"""Beginning of the line that a stage ends with."""
+"""Start of the line that a stage prints when it ends."""
 TableRow = dict[str, object]
 
 
@@ -115,7 +115,7 @@ def run(point: SweepPoint, root: Path) -> Path:
     """
     with exclusive(point.lock(root)):
         workspace = prepare(point, root)
-        # A killed run leaves this lock of DVC, and its process ids mean other processes on other nodes.
+        # A killed run leaves DVC's lock behind, and on another node its process ids belong to other processes.
         (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"

@@ -52,7 +52,7 @@ def read_difficulty(folder: Path) -> Difficulty:
         folder: with main.csv, differences.csv and metrics.json.
 
     Raises:
-        UserError: a table is missing, or each task was played once, which says nothing about icc.
+        UserError: a table is missing, or each task was played only once, so that icc cannot be estimated.
     """
     main = {row["method"]: row for row in evaluation_table(folder, "main", RATES).to_dict("records")}
     pairs = evaluation_table(folder, "differences", DIFFERENCES).to_dict("records")
@@ -86,7 +86,7 @@ def complete_design(
 
     Args:
         fields: base, tasks, trials, icc and shared; None for each unknown number.
-        folder: of the evaluation, which is read only if a number is unknown.
+        folder: folder of the evaluation, which is read only if a number is unknown.
         level: see `Design`.
         power: see `Design`.
 

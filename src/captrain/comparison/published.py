@@ -1,6 +1,6 @@
-"""Numbers that the paper published, and ours where the same benchmark was run with the same model.
+"""The paper's published numbers, beside ours if the same benchmark was run with the same model.
 
-`published.yaml` holds the numbers as printed, and the contradictions among them.
+`published.yaml` holds the numbers as printed, and lists contradictions between them.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ from captrain.records import JsonObject, Record, read_yaml
 
 NOT_RUN = "not run here"
 WHOLE = "all"
-"""Column over all tasks of a table."""
+"""Name of the column over all tasks of a table."""
 COLUMNS = ["what", "method", "at", "published", "tasks", "ours", "our_tasks"]
 
 
@@ -109,7 +109,7 @@ def table(root: Path) -> pd.DataFrame:
 
 
 def _measured(results: Path, rates: PublishedRates) -> dict[tuple[str, str], tuple[float, int]]:
-    """Read our numbers in the table's unit, with their tasks, by method and column."""
+    """Return (method, column) -> (our number in the table's unit, number of tasks)."""
     if not _same(results, rates):
         return {}
     columns = ["method", "pass_rate", "mean_reward", "tasks"]
@@ -121,8 +121,10 @@ def _measured(results: Path, rates: PublishedRates) -> dict[tuple[str, str], tup
 
 
 def reference(results: Path) -> tuple[str, dict[str, float]]:
-    """Return the published counterpart of `results`: the table's title, and the share of all tasks that each method
-    passed. Returns ("", {}) where nothing comparable was published."""
+    """Return the published table that is comparable to `results`: its title, and each method's pass rate on all tasks.
+
+    Returns ("", {}) if nothing comparable was published.
+    """
     for rates in read_published().tables.values():
         if rates.unit != "mean" and _same(results, rates):
             scale = 100 if rates.unit == "percent" else rates.tasks[WHOLE]
@@ -131,7 +133,7 @@ def reference(results: Path) -> tuple[str, dict[str, float]]:
 
 
 def _same(results: Path, rates: PublishedRates) -> bool:
-    """Return whether `results` are of the table's benchmark and of the paper's model."""
+    """Return whether `results` come from the table's benchmark and the paper's model."""
     path = results / "spec.yaml"
     spec = read_yaml(path, JsonObject) if path.exists() else {}
     model = str(spec.get("base", {}).get("model") or "").split("@")[0]

@@ -49,7 +49,7 @@ UNEQUAL = {
     "merged:distillation": "samples beside the adapters that it learns from",
     "control:": "may need other environments, calibrated more or less often",
 }
-"""Methods beside the baselines whose total may differ from TRACE's, by the beginning of their names, and why."""
+"""Prefix of a method's name -> why its total may differ from TRACE's. For methods other than the baselines."""
 VARIANT = "is the row with another training of its gates"
 """Why the total of a row's variant may differ from TRACE's."""
 LABELS = {
@@ -62,12 +62,12 @@ LABELS = {
     RANDOM: "bound: random router",
     BEST_SINGLE: "bound: best single adapter",
 }
-"""Labels of methods beside the baselines."""
+"""Labels of methods other than the baselines."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: acts with one `arm` on every task, or with the arm in the column `route` of the routes."""
+    """One row of the table. It acts with `arm` on every task, or with the arm in the column `route` of the routes."""
 
     name: str
     arm: str = ""
@@ -106,9 +106,10 @@ def controls_of(folder: Path) -> dict[str, list[str]]:
 
 
 def partial_stages(alternatives: bool) -> tuple[str, ...]:
-    """List the stages whose arms play only tasks routed to them, except the arm with the stage's own name.
+    """Return the stages whose arms play only the tasks routed to them.
 
-    With `alternatives` (see `captrain.run.EvaluationSettings`), adapters of one capability play every task.
+    The arm that has the name of its stage still plays every task. With `alternatives` (see
+    `captrain.run.EvaluationSettings`), adapters of one capability also play every task.
     """
     return ("compositions", "controls") if alternatives else ("compositions", "controls", "adapters", SOLUTIONS_ADAPTER)
 
@@ -145,8 +146,8 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
     """Return whether a method is charged for a ledger entry.
 
     Args:
-        entry: of any stage.
-        name: of the method. Routers, merged adapters and bounds use TRACE's adapters.
+        entry: a ledger entry of any stage.
+        name: name of the method. Routers, merged adapters and bounds use TRACE's adapters.
         ranked: capabilities with an environment, best first.
         controls: control -> its capabilities.
     """
@@ -167,7 +168,7 @@ def charged(entry: LedgerEntry, name: str, ranked: Sequence[str], controls: Mapp
 
 
 def _row_of(name: str) -> str:
-    """Return the row whose adapters a method uses, or the method itself."""
+    """Return the row whose adapters a method uses. It may be the method itself."""
     return SOLUTIONS_ADAPTER if name == ROUTED else name.partition(":")[0]
 
 
@@ -179,10 +180,10 @@ def _variants(row: Baseline) -> list[str]:
 def spending(
     names: Sequence[str], ledger: Sequence[LedgerEntry], ranked: Sequence[str], controls: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Sum the rollouts that each method spent; evaluation rollouts are charged to none.
+    """Return method -> rollouts spent. Evaluation rollouts are charged to no method.
 
     Raises:
-        UserError: the total of a method differs from TRACE's without a declared reason.
+        UserError: the total of a method differs from TRACE's, and no reason is declared in `UNEQUAL` or its row.
     """
     entries = [entry for entry in ledger if entry.purpose != "evaluation"]
     totals = {
@@ -241,7 +242,7 @@ def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
 
 
 class Arms:
-    """Names the arms of the evaluation's rollouts, which must come in the order they were played.
+    """Maps the evaluation's rollouts to the names of their arms. Rollouts must come in the order they were played.
 
     Args:
         root: of the project.

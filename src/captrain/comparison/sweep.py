@@ -42,9 +42,9 @@ WHOLE = "whole.txt"
 STUDY = "+study"
 FOLDER = "hydra.sweep.dir="
 LAUNCHERS = ("submitit.", "joblib.")
-"""Modules whose errors mean that a process died."""
+"""Modules of launchers. An exception from one of them means that a process died."""
 QUESTIONS = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-sc", "--shell-completion", "--hydra-help", "--version"}
-"""Flags that Hydra answers without running a point."""
+"""Flags for which Hydra prints information and runs no point."""
 HELP = """\
 captrain-sweep -m [SETTING=VALUE,VALUE,...] [+study=NAME] [hydra/launcher=joblib|submitit_slurm]
 

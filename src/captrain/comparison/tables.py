@@ -1,8 +1,9 @@
 """Tables of the evaluation: pass rates, intervals, paired differences, router bounds, costs.
 
-All arms play the same tasks and trials, so every router and every bound is computed from the same outcomes without
-further rollouts. The outcome `error` is counted but left out of every rate; it is not a failure. Methods are compared
-only at equal totals of rollouts. `captrain.comparison.rows` has the rows, `captrain.statistics` the statistics.
+All arms play the same tasks and trials, so all routers and bounds are computed from the same outcomes without further
+rollouts. The outcome `error` is counted, but it is not a failure and is left out of every rate. Methods are compared
+only if they spent equal totals of rollouts. `captrain.comparison.rows` defines the rows, and `captrain.statistics` the
+statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ from captrain.statistics import (
 OUTCOMES = {"passed": 1.0, "failed": 0.0, "error": np.nan}
 EVALUATION_REMEDY = "run `dvc repro comparison` to make it"
 WORDS = {"method", "label", "kind", "first", "second", "purpose", "stages", "distinguishable"}
-"""Columns of words."""
+"""Columns that hold words. All other columns hold numbers."""
 SUMS = ("rollouts", "discarded", "errors", "prompt_tokens", "completion_tokens")
 
 
@@ -125,8 +126,8 @@ def evaluate(
         ranked: capabilities with an environment, best first.
         controls: control -> its capabilities.
         resamples: bootstrap resamples of the tasks.
-        confidence: of the percentile intervals, in (0, 1).
-        seed: of the bootstrap.
+        confidence: confidence of the percentile intervals, in (0, 1).
+        seed: seed of the bootstrap.
         alternatives: adapters of one capability played every task, so there are bounds of routers.
 
     Raises:
@@ -168,10 +169,10 @@ def evaluate(
 
 
 def mark_overlap(evaluation: EvaluationTables, overlapping: int, tasks: int) -> EvaluationTables:
-    """Mark every row as one over tasks that are not held out, in its label and in the column `overlapping`.
+    """Mark in every row that not all tasks are held out, in the label and in the column `overlapping`.
 
     Args:
-        evaluation: over the tasks of all splits.
+        evaluation: an evaluation over the tasks of all splits.
         overlapping: number of tasks for discovery or training.
         tasks: number of all tasks.
     """
@@ -383,13 +384,13 @@ def _rounded(row: Mapping[Any, float], *names: str) -> dict[str, float]:
 
 
 def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
-    """Say in words whether a row of `EvaluationTables.differences` is distinguishable from zero.
+    """Return in words whether a row of `EvaluationTables.differences` is distinguishable from zero.
 
-    Both the interval and the corrected test must say so. Without a test the interval decides.
+    Both the interval and the corrected test must agree. Without a test, the interval decides.
 
     Args:
-        row: `distinguishable`, and `p_holm` if there was a test; None and NaN mean no test.
-        level: of the test: 1 - confidence of the intervals.
+        row: has `distinguishable`, and `p_holm` if there was a test. None and NaN mean no test.
+        level: significance level of the test, 1 - confidence of the intervals.
     """
     corrected = row.get("p_holm")
     if not row["distinguishable"]:

@@ -69,12 +69,13 @@ def export_rollouts(files: Sequence[Path], to: Format, out: Path) -> list[Path]:
 
 
 def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
-    """Convert messages to OpenAI's format: arguments as JSON text, and an id on every call and its tool message. A tool
-    message without an id answers the oldest open call of its tool.
+    """Convert messages to OpenAI's format: arguments are JSON text, and every call and tool message has an id.
+
+    A tool message without an id answers the oldest open call of its tool.
 
     Args:
-        messages: of a rollout.
-        place: their name in errors.
+        messages: messages of a rollout.
+        place: name of the rollout in errors.
 
     Raises:
         UserError: a tool result answers no call.
@@ -112,8 +113,10 @@ def linked_messages(messages: Sequence[Message], place: str) -> list[Message]:
 
 
 def chat_row(rollout: Rollout) -> JsonObject:
-    """Convert a rollout to a line of chat JSONL, which `captrain diagnose` reads, too; the reward is None if
-    infrastructure failed."""
+    """Convert a rollout to a line of chat JSONL, which `captrain diagnose` can read.
+
+    The reward is None if the infrastructure failed.
+    """
     row = {
         "id": rollout.id,
         "task_id": rollout.task.id,
@@ -133,7 +136,7 @@ def _model(rollout: Rollout) -> str:
 
 
 def _publish_log(rollouts: Sequence[Rollout], path: Path) -> None:
-    """Write one Inspect log. A sample is a task, an epoch one of its rollouts in order; ids are digests."""
+    """Write one Inspect log. A sample is a task, and the epochs are its rollouts in order. Ids are digests."""
     first, model = rollouts[0], _model(rollouts[0])
     tasks = list(dict.fromkeys(rollout.task.id for rollout in rollouts))
     run = digest([rollout.id for rollout in rollouts])
@@ -256,7 +259,7 @@ def _usage(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 
 def _results(rollouts: Sequence[Rollout]) -> JsonObject:
-    """Return pass rate and mean reward over the rollouts without an error; no metrics if there are none."""
+    """Return the pass rate and mean reward over rollouts without an error. No metrics if all rollouts are errors."""
     scores = [rollout.score for rollout in rollouts if rollout.score]
     counts = {"scored_samples": len(scores), "unscored_samples": len(rollouts) - len(scores)}
     values = {

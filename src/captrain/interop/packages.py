@@ -119,7 +119,7 @@ def write_package(package: Package, standard: Standard, out: Path) -> list[Path]
 
 
 def _check_tools(package: Package, standard: Standard) -> None:
-    """Refuse tools that the standard cannot express."""
+    """Check that the standard can express the tools."""
     for tool in package.tools:
         function = tool["function"]
         name, parameters = function["name"], (function.get("parameters") or {}).get("properties") or {}

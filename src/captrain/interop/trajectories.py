@@ -134,7 +134,7 @@ def messages_of(trajectory: Atif) -> list[Message]:
                 unanswered.append(call.function_name)
         results = step.observation.results if step.observation else []
         for result in results:
-            # Without an id it answers the oldest call of its step; a result of no call becomes a user message.
+            # A result without an id answers the oldest call of its step. A result of no call becomes a user message.
             name = result.source_call_id
             tool = next(iter(unanswered), None) if name is None else tool_of_call.pop(name, None)
             if tool in unanswered:
@@ -159,8 +159,10 @@ def _text(content: str | Sequence[ContentPart] | None) -> str:
 
 
 def tools_of(trajectory: Atif, messages: Sequence[Message], tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """List the tools of the agent of a trajectory: its own definitions, or else the target's if they cover its calls,
-    or else schemas inferred from its calls.
+    """Return the tools of a trajectory's agent.
+
+    These are the trajectory's own definitions. If it has none, they are the target's tools if these cover its calls,
+    and otherwise schemas inferred from its calls.
 
     Args:
         trajectory: in ATIF.
@@ -199,7 +201,7 @@ def atif_document(
     """Convert messages to a trajectory in ATIF.
 
     Args:
-        messages: of one dialogue.
+        messages: messages of one dialogue.
         name: session id.
         agent: name of the agent.
         extra: further facts, JSON.

@@ -1,16 +1,18 @@
-"""Questions to a chat model, answered in a given schema: cached, concurrent, within a budget.
+"""Asks a chat model questions and gets answers in a given schema: cached, in parallel, and within a budget.
 
-Analysts and synthesizers use this. An answer is paid for once: as soon as it is valid, it is published (written aside,
-then renamed) in `FOLDER/<first two digits of its key>/<key>.json`. The key is the digest of all that decides the answer
-(model, messages, schema, sampling, draw) and of nothing else (endpoint, retries, machine). So a resumed run asks no
-answered question again, and a finished one is replayed without endpoint or key. Answers are files, and not a database
-such as SQLite (which `diskcache` uses): jobs of a cluster write from several hosts over a shared file system, where
-SQLite's journal does not work, and a damaged file, which its digest shows, costs one answer only.
+Analysts and synthesizers use this module.
 
-Temporary errors are retried after growing pauses (`tenacity`). A server's Retry-After holds back all threads, because
-rate limits are those of a key. An answer that is truncated, of another schema or refused by `Question.check` is asked
-for again, and the model is told what was wrong. Such a retry is another request, so the `openai` library's own retries
-of the same request are switched off.
+Cache: every valid answer is stored atomically in `FOLDER/<first two digits of its key>/<key>.json`, so it is paid for
+only once. The key is the digest of everything that decides the answer (model, messages, schema, sampling, draw). It
+excludes endpoint, retries and machine. So a resumed run does not repeat a question, and a finished run can be replayed
+without endpoint or API key. Answers are files and not a database such as SQLite (which `diskcache` uses). SQLite's
+journal does not work when the jobs of a cluster write from several hosts to a shared file system. And a damaged file,
+which its digest shows, loses only one answer.
+
+Retries: temporary errors are retried after growing pauses (`tenacity`). A server's Retry-After pauses all threads,
+because rate limits apply to the API key. An answer that is truncated, does not fit the schema, or is refused by
+`Question.check` is requested again, and the model is told what was wrong. This changes the request, so the `openai`
+library's own retries are switched off.
 """
 
 import sys
@@ -33,28 +35,28 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 ANSWERS = Path(".cache/answers")
-"""Folder of a project's answers. It is no output of a stage, because answers belong to no single run."""
+"""Cache folder of a project. It is not the output of a stage, because all runs share the answers."""
 PAUSE = 1.0
 """Seconds before the second attempt at a question. Each later pause is twice as long, up to `LONGEST`, plus up to
 `PAUSE` at random."""
 LONGEST = 60.0
 PATIENCE = 3600.0
-"""Longest Retry-After to wait for, in seconds."""
+"""Longest Retry-After that is waited for, in seconds."""
 SILENCE = 5.0
-"""Seconds without an answer until the progress line shows it."""
+"""The progress line shows a silence after this many seconds without an answer."""
 GRACE = 5.0
-"""Seconds that running requests get to end after an error, so that their answers are not lost."""
+"""After an error, running requests get this many seconds to finish, so that their answers are not lost."""
 
 A = TypeVar("A", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Question(Generic[A]):
-    """A question. Equal questions of different draws are asked and stored separately.
+    """A question. Equal questions with different `draw` are asked and stored separately.
 
-    `schema` is the form of the answer; endpoints take no defaults, open dictionaries or discriminated unions in it.
-    `check` returns what is wrong with an answer beyond its schema, or None; it must depend on the answer and the
-    question alone.
+    `schema` is the type of the answer. Endpoints accept no defaults, open dictionaries or discriminated unions in it.
+    `check` returns what is wrong with an answer that fits the schema, or None. It must depend only on the answer and
+    the question.
     """
 
     system: str
@@ -77,9 +79,9 @@ class StoredAnswer(Record):
 class AnswerUsage:
     """Counts of answers, tokens and money.
 
-    `answers`, `prompt_tokens` and `completion_tokens` count each used answer once, whether cached or received; they are
-    the same when a run is replayed. The others are of this run alone: answers `received`, how many of them were
-    `rejected`, and what all of them cost in `tokens`, and in `money` if prices are known.
+    `answers`, `prompt_tokens` and `completion_tokens` count each used answer once, cached or not. They stay the same
+    when a run is replayed. The other fields count only this run: answers `received`, answers `rejected`, and the cost
+    of all received answers in `tokens` and, if prices are known, in `money`.
     """
 
     answers: int = 0
@@ -102,14 +104,14 @@ class StructuredAnswers:
     """A model's answers to questions.
 
     Args:
-        access: endpoint, budget and prices; None: only cached answers.
-        name: of the model, or name@revision (see `Endpoint`).
+        access: endpoint, budget and prices. None: use only cached answers.
+        name: name of the model, or name@revision (see `Endpoint`).
         temperature: sampling temperature.
-        max_tokens: tokens in one answer.
-        folder: of the answers.
+        max_tokens: most tokens in one answer.
+        folder: folder of the stored answers.
 
     Raises:
-        UserError: there is a budget in money, but no prices.
+        UserError: the budget is in money, but there are no prices.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class StructuredAnswers:
         self._endpoint = Endpoint(name, endpoint=access.endpoint, key=access.key, retries=0, timeout=access.timeout)
 
     def ask(self, questions: Sequence[Question[A]], label: str) -> list[A]:
-        """Answer all questions, equal ones once. Answers are kept whatever is raised.
+        """Answer all questions. Equal questions are asked once. Valid answers are stored even if an error is raised.
 
         Args:
             questions: to answer.
@@ -149,15 +151,15 @@ class StructuredAnswers:
             The answers, in the order of the questions.
 
         Raises:
-            UserError: a budget is spent, a question cannot be answered in its schema, the endpoint would refuse a
-                request again, or an answer is not cached and nothing may be asked.
+            UserError: a budget is spent; a question cannot be answered in its schema; the endpoint refuses a request;
+                or an answer is not cached and `access` is None.
             InfrastructureError: an error of the server persists.
         """
         schemas = {schema: digest(schema.model_json_schema()) for schema in {question.schema for question in questions}}
         sampling = self.name, self.temperature, self.max_tokens
         keys = [digest(*sampling, q.draw, q.system, q.user, schemas[q.schema]) for q in questions]
         distinct = dict(zip(keys, questions, strict=True))
-        # 1. Cached answers.
+        # 1. Use cached answers.
         answers, damaged = dict[str, A](), list[Path]()
         for key, question in distinct.items():
             path = self._path(key)
@@ -173,7 +175,7 @@ class StructuredAnswers:
                 damaged.append(path)
         if damaged:
             print(f"{label}: {len(damaged)} answers on disk cannot be used, such as {damaged[0]}", file=sys.stderr)
-        # 2. The others.
+        # 2. Request the other answers.
         if missing := {key: question for key, question in distinct.items() if key not in answers}:
             if self.access is None:
                 raise UserError(
@@ -198,7 +200,7 @@ class StructuredAnswers:
     def _request_all(
         self, missing: Mapping[str, Question[A]], answers: dict[str, A], label: str, access: ModelAccess
     ) -> None:
-        """Request missing answers by daemon threads, for which Ctrl-C does not wait; add them to the answers."""
+        """Request missing answers and add them to `answers`. Uses daemon threads, so Ctrl-C need not wait for them."""
         from captrain.records import ProgressBar
 
         self._endpoint.client  # noqa: B018  (fail before the first request if a variable is not set)
@@ -265,7 +267,7 @@ class StructuredAnswers:
     def _answer(
         self, key: str, question: Question[A], label: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """Ask one question until it is answered; None if the run stops or the budget is spent."""
+        """Ask one question until it is answered. Return None if the run stops or the budget is spent."""
         from tenacity import (
             Retrying,
             retry_if_exception_type,
@@ -315,10 +317,10 @@ class StructuredAnswers:
     def _request(
         self, key: str, question: Question[A], rejection: str, access: ModelAccess, stop: threading.Event
     ) -> A | None:
-        """Make one attempt; None if the run stops or the budget is spent.
+        """Make one attempt. Return None if the run stops or the budget is spent.
 
         Raises:
-            RejectedAnswer: the answer is invalid; it is charged all the same.
+            RejectedAnswer: the answer is invalid. It still counts towards the budget.
         """
         # Check again after each wait, because another thread may have got a longer Retry-After.
         while (seconds := self._pause()) and not stop.is_set():
@@ -333,7 +335,7 @@ class StructuredAnswers:
                 messages=_messages(question, rejection),
                 temperature=self.temperature,
                 max_tokens=self.max_tokens,
-                # Another seed after a rejected answer: with the same one, it would come again.
+                # Change the seed after a rejected answer. With the same seed, the same answer would come again.
                 seed=int(digest(key, rejection)[:8], 16) >> 1,
             )
         except TransientFault as fault:

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 GRADIENT_GRID = 2.0**-18
-"""Gradients are clipped to norm 1; the mean of 540,000 elements is near 2^-10. A coarser grid rounds more of them to
-zero, a finer one is nearer to the noise."""
+"""Spacing to which gradients are rounded.
+
+Gradients are clipped to norm 1, and the mean of 540,000 elements is near 2^-10. A coarser grid would round more of them
+to zero. A finer grid would be closer to the noise.
+"""
 WEIGHT_GRID = 2.0**-18
-"""A step of AdamW at our rates moves a weight by about 500 of these."""
+"""Spacing to which weights are rounded. At our learning rates, a step of AdamW moves a weight by about 500 of these."""
 LEAST_STEPS = 16
-"""Smallest learning rate, in multiples of the grid: smaller steps would be rounded away."""
+"""Smallest learning rate in multiples of the grid. Smaller steps would be lost in the rounding."""
 ParameterGroup = dict[str, Any]
 """Settings that parameters share, as torch keeps them."""
 
@@ -159,14 +162,14 @@ def _power(base: float, exponent: int) -> float:
 
 @torch.no_grad()
 def draw_normal(parameter: Tensor, deviation: float, random: np.random.Generator) -> None:
-    """Fill a parameter with normal numbers on the grid, drawn by numpy: torch's draws depend on its kernels."""
+    """Fill a parameter with normal numbers on the grid. numpy draws them: torch's draws depend on its kernels."""
     parameter.copy_(torch.from_numpy(random.standard_normal(tuple(parameter.shape)) * deviation))
     to_grid(parameter)
 
 
 @torch.no_grad()
 def draw_adapter(model: nn.Module, seed: int) -> None:
-    """Draw the A of each low-rank pair as PEFT does, uniform within 1 / sqrt(inputs), but by numpy and on the grid."""
+    """Draw the A of each LoRA pair uniformly within 1 / sqrt(inputs), as PEFT does, but with numpy and on the grid."""
     random = np.random.Generator(np.random.PCG64(seed))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "lora_A" in name:

@@ -33,16 +33,18 @@ USER: Message = {"role": "user", "content": "?"}
 REPLY: Message = {"role": "assistant", "content": ""}
 ANSWER = "an answer of a tool"
 TEMPLATE_FAULTS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, ValueError, RecursionError)
-"""Errors of a chat template, or of messages that it does not take. It is a file of others."""
+"""Exceptions that a chat template may raise, for example for messages that it does not support."""
 MARK = "~mark~"
 SPLIT = "\ufdd0"
-"""Separates the first character of a special token from the rest where it is text. It is no character, and is never
-encoded."""
+"""Inserted after the first character of a special token in plain text, so that it is not encoded as a special token.
+
+U+FDD0 is not a valid character, and is removed before encoding.
+"""
 REMEMBERED = 2048
-"""Texts, turns and replies whose encodings are cached, each; texts only up to `REMEMBERED` characters."""
+"""Size of each cache of encodings: of texts, turns and replies. Texts are cached up to this many characters."""
 
 OPENINGS, LONGEST_OPENING = 8, 1 << 16
-"""Number of longer texts that are cached, mostly policies with tools, and their largest size in characters."""
+"""Number of longer texts that are cached, and their largest size in characters. Most are policies with tools."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class CallFormat:
     """Format of calls in a turn.
 
     Args:
-        block: pattern of a block of calls; its first group has the calls.
-        call: pattern of one call, with groups for name and arguments; None: a block is a JSON object of the two.
-        argument: pattern of one argument, with groups for key and value; None: arguments are a JSON object.
+        block: pattern of a block of calls. Its first group has the calls.
+        call: pattern of one call, with groups for name and arguments. None: a block is a JSON object with both.
+        argument: pattern of one argument, with groups for key and value. None: arguments are a JSON object.
         arguments: key of the arguments if a block is a JSON object.
-        quote: what stands around text in arguments that are otherwise JSON, with unquoted keys; "": plain JSON.
-        thought: pattern of the thought before an answer: it stays among the tokens, but not in the message.
-        words: pattern of a turn without calls; its first group is the content.
+        quote: quotation mark around text in JSON-like arguments whose keys are not quoted. "": plain JSON.
+        thought: pattern of the thought before an answer. It is kept in the tokens but removed from the message.
+        words: pattern of a turn without calls. Its first group is the content.
     """
 
     block: str
@@ -68,10 +70,10 @@ class CallFormat:
     words: str = r"\A(.*)\Z"
 
     def read(self, block: str, schemas: Mapping[str, Mapping[str, object]]) -> list[tuple[object, object]]:
-        """Read the calls of a block: names and arguments.
+        """Return the (name, arguments) of each call in a block.
 
         Raises:
-            ValueError: they are malformed.
+            ValueError: a call is malformed.
         """
         if self.call is None:
             call = json.loads(block)
@@ -132,12 +134,12 @@ FORMATS = {
 
 
 def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[JsonObject] = ()) -> Message:
-    """Read the tool calls in what a model wrote; text with a malformed call becomes plain content.
+    """Parse the tool calls in a model's text. If a call is malformed, the whole text becomes plain content.
 
     Args:
-        text: what the model wrote, without the token that ends the turn.
-        form: of the calls.
-        tools: OpenAI function schemas, which distinguish text from JSON in formats that do not.
+        text: the model's text, without the token that ends the turn.
+        form: format of the calls.
+        tools: OpenAI function schemas. Some formats do not mark text arguments, and the schemas tell text from JSON.
     """
     text = re.sub(form.thought, "", text, count=1, flags=re.DOTALL)
     words = re.match(form.words, text, re.DOTALL)
@@ -159,14 +161,14 @@ def parse_text(text: str, form: CallFormat = FORMATS["Hermes"], tools: Sequence[
 
 
 def _all(pattern: str, text: str) -> list[tuple[str, str]]:
-    # Only blanks may stand between matches.
+    # Only whitespace may be between matches.
     if re.sub(pattern, "", text, flags=re.DOTALL).strip():
         raise ValueError("more than the pattern")
     return re.findall(pattern, text, re.DOTALL)
 
 
 def _as_json(text: str, quote: str) -> str:
-    """Convert arguments with a quote of their own around text, and none around keys, to JSON."""
+    """Convert JSON-like arguments to JSON: text is inside `quote`, and keys are not quoted."""
     if not quote:
         return text
     parts = text.split(quote)  # odd parts are quoted text
@@ -179,7 +181,7 @@ def _as_json(text: str, quote: str) -> str:
 
 
 def _value(text: str, schema: object) -> object:
-    """Read an argument that is text or JSON: text if its schema says so, or nothing."""
+    """Read an argument that is text or JSON. It is text if its schema says so or has no type."""
     choices = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())] if isinstance(schema, dict) else []
     declared = [choice.get("type", ()) for choice in choices if isinstance(choice, dict)]
     types = {name for names in declared for name in ([names] if isinstance(names, str) else names)}
@@ -223,7 +225,7 @@ class Chat:
         self._openings = lru_cache(OPENINGS)(self._ids)
         self._turns = lru_cache(REMEMBERED)(self._turn)
         self._parsed = lru_cache(REMEMBERED)(self._parse)
-        # Learn from renderings: the header of a turn, and the end tokens of turns without and with calls.
+        # Render examples to find the header of a turn, and the end tokens of turns without and with calls.
         try:
             header, marked = self._render([USER], generate=True), self._ended({**REPLY, "content": MARK})
         except (*TEMPLATE_FAULTS, MemoryError) as error:
@@ -236,7 +238,7 @@ class Chat:
         self._closing = self.encode("</think>\n\n") if "<think>" in header[self._shared :] else []
         self._plain_end = self._call_end = self._token.findall(marked)[-1]
         probe: Message = {**REPLY, "tool_calls": [_call("probe", {"text": "a", "number": 3})]}
-        # The format of calls, Hermes if none is recognised; and whether a tool's answer without a call is rendered.
+        # Find the format of calls (Hermes if none matches), and whether a tool result without a call is rendered.
         self._format, self._shows_answers = FORMATS["Hermes"], False
         with suppress(*TEMPLATE_FAULTS):
             text = self._ended(probe)
@@ -267,7 +269,7 @@ class Chat:
             return self.tokenizer.apply_chat_template(textual, tools=schemas, **settings)
 
     def _ended(self, message: Message) -> str:
-        """Render an assistant message behind a user's, up to its end token."""
+        """Render a user message and then this assistant message, up to and including the end token."""
         text = self._render([USER, message])
         body = text.rstrip()
         last = [match for match in self._token.finditer(body) if match.end() == len(body)]
@@ -286,8 +288,10 @@ class Chat:
         return whole[: end.end()]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize text, without added special tokens. No token crosses an end token, so the parts between two of them
-        are encoded and cached one by one."""
+        """Tokenize text, without adding special tokens.
+
+        No token spans an end-of-sequence token, so the parts between these are encoded and cached separately.
+        """
         ids: list[int] = []
         for part in re.split(f"(?<={re.escape(self.tokenizer.eos_token)})", text):
             long = self._openings if len(part) <= LONGEST_OPENING else self._ids
@@ -325,9 +329,9 @@ class Chat:
 
         Args:
             message: the assistant's.
-            context: token ids before it; none: an opening.
+            context: token ids before the message; empty if it follows the opening.
         """
-        # After a tool's answer, some templates have no header, and so no thought to close.
+        # After a tool result, some templates render no header, so there is no open thought to close.
         headless = context and self._closing and "<think>" not in self.tokenizer.decode([*context[-16:]])[-9:]
         return ([] if headless else self._closing) + self._turns(json.dumps(message))
 
@@ -335,12 +339,12 @@ class Chat:
         return self.encode(self._ended(self._as_text(json.loads(text)))[self._shared :])
 
     def suffix(self, messages: list[Message], last: int | None = None) -> list[int]:
-        """Render what stands between an assistant turn and the next one, as token ids.
+        """Return the token ids between an assistant turn and the next assistant turn.
 
         Args:
-            messages: that follow the turn.
-            last: the turn's last token. If it is not the end token, as in a turn that was cut off, the end token comes
-                first.
+            messages: the messages between the two turns.
+            last: last token of the first turn. If it is not the end token (the turn was cut off), the result starts
+                with the end token.
         """
         is_answered = any(message["role"] == "tool" for message in messages)
 
@@ -350,7 +354,7 @@ class Chat:
             if calls and not self._shows_answers:
                 calls[-1] = _call(calls[-1]["function"]["name"], {"mark": MARK})
                 turn = {**REPLY, "tool_calls": calls}
-            # Some templates render a turn differently when others follow: take what stands behind it.
+            # Some templates render a turn differently if messages follow, so render both and cut off the turn.
             text = self._render([USER, turn, *replies], generate=True)
             start = max(0, text.find(MARK))
             if "tool_calls" in turn:
@@ -363,11 +367,14 @@ class Chat:
         return follows if last in (None, expected) else [expected, *follows]
 
     def _filled(self, opening: bool, messages: list[Message], render: Callable[[list[Message]], str]) -> str:
-        """Render messages without calls. Rendering is slow beside a tiny model, so each sequence of roles is rendered
-        once, with marks for contents. A template that does more than insert contents is always rendered whole."""
+        """Render messages without calls, quickly.
+
+        Rendering is slow compared to a tiny model. So each sequence of roles is rendered once with placeholders, and
+        contents are then inserted. If the template does more than insert contents, every dialogue is rendered whole.
+        """
         key = (opening, *(message["role"] for message in messages))
         if key not in self._pieces:
-            # With blanks around them, to notice a template that trims contents.
+            # The spaces around the marks reveal a template that trims contents.
             marks = [f" \x00{i}\x00 " for i in range(len(messages))]
             text = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
             pieces = re.split(" \x00[0-9]+\x00 ", text)

@@ -1,16 +1,17 @@
-"""Log-probabilities of tokens under a dense Qwen3 or Llama, forward and backward, for training on a CPU.
+"""Fast training on a CPU: log-probabilities of tokens under a dense Qwen3 or Llama, forward and backward.
 
-On a CPU, a small model spends more time around its matrix products than in them. So:
+On a CPU, a small model spends more time on overhead than on matrix products. This module reduces the overhead:
 
-- A layer is one autograd function with its derivative written out.
+- Each layer is one autograd function with a handwritten derivative.
 - Activations have the shape (features, nodes), which multiplies fastest in both directions.
-- The nodes of all rows lie one behind another without padding, and shared beginnings of rows are computed once
+- The nodes (tokens) of all rows are concatenated without padding. Common prefixes of rows are computed once
   (`captrain.models.forest`).
-- In the last layer, only nodes that predict a scored token have queries.
-- LoRA pairs are added to their weights once a pass, and the scales of norms are multiplied into the next weights.
+- In the last layer, queries are computed only for nodes that predict a scored token.
+- Once per pass, LoRA pairs are added to their weights, and the scale of each norm is multiplied into the next weight.
 
-Weights are those of the modules, with PEFT's adapters, and gradients arrive at their parameters. The arithmetic has the
-type of the weights. With bfloat16, only weights and their products have it, and the rest is float32.
+The weights are read from the model's modules, including PEFT's adapters. Gradients flow back to the parameters of these
+modules. All arithmetic has the type of the weights, except for bfloat16: there only the weights and their products are
+bfloat16, and the rest is float32.
 
 Behind the barrier (`captrain.models.barrier`) everything must be float64. float64 weights are not enough for that:
 transformers computes norms and positions in float32, whose noise between CPUs is as coarse as the barrier's grid.
@@ -46,8 +47,10 @@ class Scores(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Queries first to last, which attend to the trunk and to the nodes start to stop of one tree, except the hidden
-    ones (queries, nodes)."""
+    """A block of attention: queries `first` to `last` attend to the trunk and to nodes `start` to `stop` of one tree.
+
+    hidden: (queries, nodes), true where a query must not attend to a node of the tree.
+    """
 
     first: int
     last: int
@@ -84,12 +87,12 @@ def token_scores(
     """Score the forest's scored tokens.
 
     Args:
-        model: a Qwen3ForCausalLM or LlamaForCausalLM (`captrain.models.DENSE`), its linear layers PEFT's or plain.
+        model: a Qwen3ForCausalLM or LlamaForCausalLM (`captrain.models.DENSE`), with or without PEFT's LoRA layers.
         forest: rows as trees.
         temperature: logits are divided by it.
-        products: type in which weights are multiplied; None: their own.
-        room: bytes for activations; layers that do not fit are computed again in the backward pass, to the same bytes.
-            None: keep all, unless the model has gradient checkpointing.
+        products: type of the matrix products; None: the type of the weights.
+        room: bytes for activations. Layers that do not fit are recomputed in the backward pass, with the same result.
+            None: keep all activations, unless the model has gradient checkpointing.
     """
     body: Part = model.get_submodule("model")
     config: Part = model.config
@@ -104,7 +107,7 @@ def token_scores(
     whole = _Shape(heads, groups, width, config.rms_norm_eps, (keys, keys), forest.trunk, None, blocks)
     queries = keys[0][..., forest.sources], keys[1][..., forest.sources]
     last = whole._replace(angles=(queries, keys), sources=forest.sources, blocks=_blocks(forest, forest.sources))
-    # Of the first layers, as many are computed again as do not fit.
+    # Recompute as many of the first layers as do not fit into `room`.
     again = 0
     if room is not None:
         features = 3 * config.hidden_size + (3 * heads + 4 * groups) * width + 4 * config.intermediate_size
@@ -135,7 +138,7 @@ def score_states(logits: Tensor, targets: Tensor, temperature: float, places: Te
         logits: (predictions, vocabulary).
         targets: (scored,), token ids.
         temperature: logits are divided by it.
-        places: (scored,), the prediction of each token; None: the one of its own index.
+        places: (scored,), index of the prediction of each token; None: prediction i belongs to token i.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     distribution = (logits / temperature).log_softmax(-1)
@@ -161,7 +164,7 @@ def _blocks(forest: Forest, queries: Tensor) -> list[_Block]:
 
 
 def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> tuple[Tensor | None, ...]:
-    """Return the fused weights of a layer in the order of `_Layer`, then the pair, `up` and `down`, of each product."""
+    """Return the arguments of `_Layer`: the layer's fused weights, then `up` and `down` of each weight's LoRA pair."""
     attention, feedforward = layer.self_attn, layer.mlp
     norms = torch.stack([attention.q_norm.weight, attention.k_norm.weight]) if normed else None
     scale_1, scale_2 = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -174,7 +177,7 @@ def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> t
     ]
     pairs = [pair for modules, scale in parts for pair in _pair(modules, scale)]
     weights = list[Tensor]()
-    # Pairs learn without the gradient of a whole weight, which costs as much as either product of the backward pass.
+    # LoRA pairs do not need the gradient of the whole weight, which would cost as much as another matrix product.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not any(pair is not None for pair in pairs)):
         for modules, scale in parts:
             weight = torch.cat([_weight(module) for module in modules]) if len(modules) > 1 else _weight(modules[0])
@@ -185,8 +188,12 @@ def _layer_weights(layer: Part, normed: bool, products: torch.dtype | None) -> t
 
 
 def _pair(modules: Sequence[Part], scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Combine the LoRA pairs of linear layers whose weights are stacked: `up` (outputs, ranks) and `down` (ranks,
-    inputs). None without pairs, and if weights learn, too."""
+    """Combine the LoRA pairs of linear layers whose weights are stacked.
+
+    Returns:
+        `up` (outputs, sum of ranks) and `down` (sum of ranks, inputs). (None, None) if there are no pairs, or if the
+        weights themselves are trained.
+    """
     weights = [getattr(module, "base_layer", module).weight for module in modules]
     if any(weight.requires_grad for weight in weights):
         return None, None
@@ -222,8 +229,11 @@ def _times(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Scale x (..., features, nodes) to a mean square of 1 over its features; return it and the factors (..., 1,
-    nodes)."""
+    """Scale x (..., features, nodes) to a mean square of 1 over the features.
+
+    Returns:
+        The scaled x, and the scale factors (..., 1, nodes).
+    """
     factor = torch.linalg.vecdot(x, x, dim=-2).div_(x.shape[-2]).add_(eps).rsqrt_().unsqueeze(-2)
     return x * factor, factor
 
@@ -298,7 +308,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Read once: gradient checkpointing computes the tensors again each time.
+        # Read only once: with gradient checkpointing, each read recomputes the tensors.
         saved = ctx.saved_tensors
         normed_1, factor_1, query_inputs, queries, keys, values, mixed, normed_2, factor_2 = saved[:9]
         open_, gated, up, active, query, key_value, scales, out, gate_up, down = saved[9:19]
@@ -324,7 +334,7 @@ class _Layer(torch.autograd.Function):
         to_gate_up = torch.empty((2 * len(active), active.shape[1]), dtype=active.dtype)
         to_gate, to_up = to_gate_up.chunk(2)
         torch.mul(to_active, gated, out=to_up)
-        # Of silu: open + gated * (1 - open).
+        # Derivative of silu: open + gated * (1 - open).
         torch.mul(to_active.mul_(up), (open_ + gated).addcmul_(gated, open_, value=-1), out=to_gate)
         learn("gate_up", to_gate_up, normed_2, gate_up)
         gradient = gradient + _norm_back(_times(gate_up.t(), to_gate_up), normed_2, factor_2)
@@ -351,8 +361,11 @@ class _Layer(torch.autograd.Function):
 def _placed(
     heads: Tensor, scales: Tensor | None, kind: int, shape: _Shape
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Norm queries (kind 0) or keys (1), (heads, width, nodes), where the model does so, and rotate them to their
-    positions; also return what the backward pass needs of the norm."""
+    """Apply the model's norm, if it has one, and the rotary positions to queries (kind 0) or keys (kind 1).
+
+    Returns:
+        The result (heads, width, nodes); the normed heads and the scale factors for the backward pass, or None.
+    """
     normed, factor = None, None
     if scales is not None:
         normed, factor = _normed(heads, shape.eps)
@@ -363,7 +376,7 @@ def _placed(
 def _placed_back(
     gradient: Tensor, scales: Tensor | None, kind: int, shape: _Shape, normed: Tensor | None, factor: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Backpropagate through `_placed`: to heads, and to their scale (width,)."""
+    """Backpropagate through `_placed`. Return the gradients of the heads and of the norm's scale (width,)."""
     cosine, sine = shape.angles[kind]
     gradient = _rotate(gradient, cosine, -sine)
     if scales is None or normed is None or factor is None:
@@ -457,7 +470,8 @@ def to_float64(model: "PreTrainedModel") -> None:
     """Make a model compute everything in float64, in place.
 
     Raises:
-        UserError: it is not a dense Qwen3, the embedded base's architecture. Others may have further float32 parts.
+        UserError: the model is not a dense Qwen3, the architecture of the embedded base. Other architectures may have
+            more float32 parts, which this function does not know.
     """
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 

@@ -1,9 +1,9 @@
-"""A client of an OpenAI-compatible endpoint: its URL and key, one request, and what its errors mean.
+"""A client of an OpenAI-compatible endpoint. It sends single requests and classifies errors.
 
-URL and key are read from two environment variables at the first request. They are no part of a model's identity, and
-are never written anywhere. An error is one of three: temporary (`TransientFault`), a request that is too long for the
-model (`ContextLengthExceeded`), or something that only the user can fix (`UserError`). The policy `openai` and the
-structured answers of analysts and synthesizers use this.
+URL and API key are read from two environment variables at the first request. They are not part of a model's identity
+and are never written to a file. There are three kinds of errors: temporary (`TransientFault`), the request is too long
+for the model (`ContextLengthExceeded`), or only the user can fix it (`UserError`). The policy `openai` and the
+structured answers of analysts and synthesizers use this client.
 """
 
 import os
@@ -28,23 +28,23 @@ CONTEXT_EXCEEDED = re.compile(
     r"context[ _](length|size|window)|maximum model length|exceeds? the model|prompt is too long|longer than the model",
     re.IGNORECASE,
 )
-"""Phrases by which servers say that a dialogue is too long; they share no error code for it."""
+"""Phrases in error messages that mean that a dialogue is too long. Servers have no common error code for this."""
 NO_CREDIT = re.compile(
     r"insufficient[ _](quota|balance|credit|funds)|billing_(hard_limit|not_active)|credit balance is too low",
     re.IGNORECASE,
 )
-"""Phrases by which servers say that there is no credit left, under the status of a temporary error.
+"""Phrases in error messages that mean that no credit is left. Servers send them with the status of a temporary error.
 
-"Billing" alone is not one of them: messages about rate limits link to the page where to pay for more.
+"Billing" alone is not such a phrase, because messages about rate limits also link to the billing page.
 """
 TRANSIENT = (408, 409, 425, 429)
-"""Status codes of temporary errors; those from 500 on are temporary, too."""
+"""Status codes of temporary errors, in addition to all codes from 500 on."""
 EXCERPT = 500
 """Characters of a server's message that are shown."""
 LARGEST = 1 << 26
-"""Limit on the bytes of a decompressed answer; large ones with log-probabilities have a few millions."""
+"""Largest decompressed answer in bytes. Large answers with log-probabilities have a few megabytes."""
 PACKINGS = ("identity", "gzip", "deflate")
-"""Content encodings whose pieces decompress to at most megabytes."""
+"""Accepted content encodings: a chunk in one of these decompresses to a few megabytes at most."""
 
 
 class TransientFault(InfrastructureError):
@@ -101,7 +101,7 @@ class Completion(BaseModel):
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens read and written; 0 where the server does not say."""
+        """Tokens read and written; 0 if the server does not report them."""
         return (self.usage.prompt_tokens or 0, self.usage.completion_tokens or 0) if self.usage else (0, 0)
 
 
@@ -133,15 +133,15 @@ class Endpoint:
     """A served model.
 
     Args:
-        name: of the model, as the endpoint knows it; or name@revision, where the revision is only part of the identity.
-        endpoint: name of the environment variable of the base URL.
-        key: name of the environment variable of the key.
-        retries: of a request, by the library.
+        name: the endpoint's name of the model, or name@revision. The revision only identifies results and is not sent.
+        endpoint: name of the environment variable with the base URL.
+        key: name of the environment variable with the API key.
+        retries: number of retries by the `openai` library.
         timeout: seconds for one request.
     """
 
     proxied = True
-    """Whether to use the proxy that the environment names."""
+    """Whether to use the proxy from the environment variables."""
 
     def __init__(self, name: str, *, endpoint: str, key: str, retries: int, timeout: float) -> None:
         self.name, self.served = name, name.rpartition("@")[0] or name
@@ -184,7 +184,7 @@ class Endpoint:
             raise TransientFault(self._excerpt(f"answered with no message: {text}")) from None
 
     def _sent(self, send: Callable[..., Any], **request: object) -> Any:
-        """Send a request by a function of the library; return the raw answer."""
+        """Send a request with a method of the `openai` client. Return the raw answer."""
         import openai
 
         try:
@@ -196,11 +196,10 @@ class Endpoint:
 
     @cached_property
     def client(self) -> "openai.OpenAI":
-        """The library's client. It stops reading an answer that is too large or takes too long in all, because a server
-        may send without end.
+        """The `openai` client. It aborts an answer that is too large or takes too long, because servers may never stop.
 
         Raises:
-            UserError: a variable is not set, or has no valid URL or key.
+            UserError: a variable is not set, or its URL or key is invalid.
         """
         import httpx2
         import openai
@@ -209,7 +208,7 @@ class Endpoint:
             def send(self, request: httpx2.Request, **_: object) -> httpx2.Response:
                 start, body = time.monotonic(), bytearray()
                 limit = request.extensions["timeout"]["read"]  # a single request may have another one
-                # Redirections are not followed: their answers would be read without a limit.
+                # Do not follow redirects, because their answers would be read without a limit.
                 with closing(super().send(request, stream=True, follow_redirects=False)) as answer:
                     if answer.headers.get("content-encoding", "identity") not in PACKINGS:
                         raise httpx2.ReadError("the answer is packed in a way that was not asked for", request=request)
@@ -243,7 +242,7 @@ class Endpoint:
     def _secret(self) -> str:
         key = _value(self.key, "the key of the endpoint", "or any word for a server that asks for none")
         if not re.fullmatch(r"[!-~]+", key):
-            # Checked here, because the library's own error would show the key.
+            # Check the key here, because the library's own error would show it.
             raise UserError(
                 f"environment variable {self.key} is not a key: it has a blank, a line break or a non-ASCII character",
                 "set it to the key, without anything else",
@@ -276,7 +275,7 @@ class Endpoint:
         return self._mistake(status, message)
 
     def _mistake(self, status: int, message: str) -> UserError:
-        """Return the error of a refusal that the user must fix."""
+        """Return the error for a request that the server refused and the user must fix."""
         if status in (401, 403):
             return UserError(
                 f"the endpoint named by {self.endpoint} refuses the key in {self.key} ({message})",

@@ -1,10 +1,10 @@
-"""Rows of tokens as trees, for training: shared beginnings of rows are computed once.
+"""Merges rows of tokens into prefix trees, so that training computes common prefixes only once.
 
-The rollouts of a group read one prompt and often begin with the same tokens, and all rows of a pass may begin with the
-same system prompt. In a causal model, a token's state depends only on the tokens before it. So one node of a tree
-stands for a token in all rows with the same beginning, and attends to its ancestors. Losses and gradients are those of
-the rows one by one, at a fraction of the positions. Nodes lie one behind another without padding. Tokens that predict
-no scored token have no node.
+The rollouts of a group have the same prompt and often start with the same tokens. All rows of a pass may have the same
+system prompt. In a causal model, the state of a token depends only on the tokens before it. So one tree node stands for
+a token in all rows with the same prefix, and it attends to its ancestors. Losses and gradients equal those of separate
+rows, with a fraction of the positions. Nodes are concatenated without padding. Tokens after the last prediction of a
+row have no node.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 TREE = 4096
-"""Approximate limit on the tokens of the rows of one tree: attention takes memory by their square."""
+"""Approximate limit on the tokens in the rows of one tree, because attention memory grows with their square."""
 Row = tuple[Sequence[int], Sequence[int]]
 """Token ids of a row, and 1 where a token is scored."""
 
 
 class Tree(NamedTuple):
-    """Nodes start to stop, of rows with one prompt. attention: (nodes, nodes), whether the first node attends to the
-    second, which is itself or an ancestor; None if each node attends to all before it."""
+    """Tree of rows with the same prompt: the nodes `start` to `stop`.
+
+    attention: (nodes, nodes), true if the first node attends to the second, which is the node itself or an ancestor.
+    None if each node attends to all nodes before it.
+    """
 
     start: int
     stop: int
@@ -32,14 +35,14 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True)
 class Forest:
-    """Rows as trees on a common trunk.
+    """Rows as prefix trees on a common trunk.
 
     ids: (nodes,), token ids.
-    positions: (nodes,), the number of ancestors, with the trunk.
-    trunk: number of first nodes that all rows begin with.
-    trees: one for the rows of a prompt; several if the rows are long.
-    sources: (predictions,), nodes that a scored token follows, in order and each once.
-    places: (scored,), the index in `sources` of the prediction of each scored token, row by row.
+    positions: (nodes,), position of the token in its rows: the number of its ancestors, including the trunk.
+    trunk: number of leading nodes that are the common prefix of all rows.
+    trees: one tree for the rows of each prompt, or several if the rows are long.
+    sources: (predictions,), the nodes that predict a scored token, sorted and without duplicates.
+    places: (scored,), for each scored token, the index in `sources` of the node that predicts it, row by row.
     targets: (scored,), the scored tokens.
     """
 
@@ -53,10 +56,13 @@ class Forest:
 
 
 def make_forest(rows: Sequence[Row]) -> Forest:
-    """Merge rows into trees. A row's prompt is what precedes its first scored token. Its first token is never scored,
-    because nothing predicts it."""
+    """Merge rows into trees.
+
+    The prompt of a row is everything before its first scored token. The first token of a row is never scored, because
+    nothing predicts it.
+    """
     prompts = [_prompt(row) for row in rows]
-    # The trunk: the common beginning of all prompts. A single prompt is a tree by itself.
+    # The trunk is the common prefix of all prompts. With a single prompt there is no trunk, only a tree.
     distinct = {*prompts}
     columns = zip(*distinct, strict=False) if len(distinct) > 1 else ()
     trunk = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
@@ -121,10 +127,10 @@ def _attention(parents: Sequence[int]) -> Tensor | None:
 
 
 def split_forest(rows: Sequence[Row], parts: int) -> list[list[int]]:
-    """Divide rows among processes, evenly in tokens. Rows of a prompt stay together.
+    """Divide rows into parts with similar numbers of tokens. Rows with the same prompt stay together.
 
     Returns:
-        The numbers of the rows of each part, ascending; a part may be empty.
+        For each part, the sorted indices of its rows. A part may be empty.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(rows):

@@ -23,7 +23,7 @@ EPSILON = 1e-6
 
 
 class _Open:
-    """The weights that the adapted layers use now, (rows, tokens or 1, slots)."""
+    """The current gate weights, (rows, tokens or 1, slots). All adapted layers read them from here."""
 
     weights: Tensor
 
@@ -32,7 +32,7 @@ class _MixedLinear(nn.Module):
     """A linear layer with the pairs of its adapters side by side.
 
     Args:
-        linear: of the base.
+        linear: the linear layer of the base.
         pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
         opened: the weights.
     """
@@ -93,7 +93,7 @@ class Mixture(nn.Module):
 
     @contextmanager
     def at(self, places: Tensor) -> Iterator[None]:
-        """Decide each token of whole dialogues at the token of its place; `places` is (rows, tokens)."""
+        """Inside the block, read whole dialogues. `places` (rows, tokens): the token that decides each token."""
         self._places = places
         try:
             yield
@@ -102,12 +102,12 @@ class Mixture(nn.Module):
 
     @property
     def linears(self) -> list[nn.Linear]:
-        """The gates as linear maps."""
+        """The linear layers of the gates."""
         return [gate for gate in self.gates if isinstance(gate, nn.Linear)]
 
     @contextmanager
     def fixed(self, decisions: Tensor) -> Iterator[None]:
-        """Use these decisions, (rows, gates, slots), for all tokens."""
+        """Inside the block, use these gate weights, (rows, gates, slots), for all tokens."""
         self._fixed = decisions
         try:
             yield
@@ -116,12 +116,12 @@ class Mixture(nn.Module):
 
     @property
     def decisions(self) -> Tensor:
-        """The last decisions that the base took by itself, (rows, gates, slots)."""
+        """The gate weights of the last decision that the gates made, (rows, gates, slots)."""
         return torch.stack(self._kept, 1)
 
     @property
     def states(self) -> Tensor:
-        """What the gates read for these decisions, (rows, gates, hidden)."""
+        """The hidden states that the gates read for this decision, (rows, gates, hidden)."""
         return torch.stack(self._states, 1)
 
     def _weights(self, index: int, states: Tensor) -> Tensor:
@@ -132,13 +132,13 @@ class Mixture(nn.Module):
         return F.softmax(logits, -1) if self.parts.activation == "softmax" else logits.sigmoid()
 
     def _placed(self, index: int, states: Tensor) -> Tensor:
-        """Return the weights of each token of whole dialogues."""
+        """Return the weights of each token, decided at its place (see `at`)."""
         assert self._places is not None
         weights = self._weights(index, states)
         return weights.gather(1, self._places[..., None].expand(-1, -1, self.slots))
 
     def _open(self, index: int, states: Tensor) -> None:
-        """Open a block's gate for the states that it reads."""
+        """Set the gate weights of a transformer block, from the states that it receives."""
         if self._fixed is not None:
             self.opened.weights = self._fixed[:, index, None]
         elif self._places is not None:
@@ -151,7 +151,7 @@ class Mixture(nn.Module):
             self.opened.weights = self._kept[index][:, None]
 
     def _open_all(self, body: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        """Open the one gate for all blocks, from the last states of the base alone."""
+        """Set the weights of the global gate, from the last hidden states of the base without adapters."""
         if self._fixed is not None:
             self.opened.weights = self._fixed[:, 0, None]
             return
@@ -172,7 +172,7 @@ class Mixture(nn.Module):
 
 
 def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> None:
-    """Replace each adapted linear layer by one with all adapters."""
+    """Replace each adapted linear layer of the base by a layer with the LoRA pairs of all adapters."""
     pairs: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
     for slot, lora in enumerate(adapters.values()):
         for name, (up, down) in lora.factors.items():
@@ -188,7 +188,7 @@ def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> 
 
 
 def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
-    """Return `decision_places` of a batch, (rows, tokens). `attention` is 0 where a row is padded."""
+    """Return `decision_places` of a padded batch, (rows, tokens). `attention` is 0 at padding."""
     places = torch.zeros_like(attention, dtype=torch.long)
     for row, (mine, real) in enumerate(zip(written, attention.bool(), strict=True)):
         indices = real.nonzero()[:, 0]
@@ -197,11 +197,11 @@ def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
 
 
 def save_mixture(mixture: Mixture, folder: Path) -> None:
-    """Save gates and adapters; equal gates give equal files.
+    """Save the gates and adapters of a mixture. Equal gates give equal files.
 
     Args:
-        mixture: with its gates; float64 gates are on the barrier's grid, so that float32 holds them exactly.
-        folder: to make; replaced.
+        mixture: the mixture. float64 gates are multiples of the barrier's grid, so float32 stores them exactly.
+        folder: folder to create. An existing folder is replaced.
     """
     from safetensors.torch import save_file
 
@@ -216,10 +216,10 @@ def save_mixture(mixture: Mixture, folder: Path) -> None:
 
 
 def load_mixture(base: "PreTrainedModel", folder: Path | str) -> Mixture:
-    """Put the gates and adapters of a saved mixture on their base, in place.
+    """Add the gates and adapters of a saved mixture to their base, in place.
 
     Raises:
-        UserError: a file is missing, was altered, or is for another base.
+        UserError: a file is missing or altered, or the mixture belongs to another base.
     """
     parts = mixture_parts(Path(folder))
     for adapter in parts.adapters.values():
@@ -230,10 +230,10 @@ def load_mixture(base: "PreTrainedModel", folder: Path | str) -> Mixture:
 
 
 def load_gates(mixture: Mixture, folder: Path) -> None:
-    """Read the gates of a saved mixture of the same adapters.
+    """Load the gates of a saved mixture into a mixture of the same adapters.
 
     Raises:
-        UserError: they are missing, damaged or of another mixture.
+        UserError: the gates are missing, damaged, or belong to another mixture.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,19 +1,20 @@
-"""LoRA adapters: the layers that they change, their files, and compositions of several.
+"""LoRA adapters: the layers that they change, their files, and compositions of several adapters.
 
-An adapter is a folder in PEFT's format, named by the hash of its content; equal weights give equal files. Policies
-merge it into the weights, and compositions add it up, by the formula of plain LoRA: W' = W + (alpha / r) B A. PEFT has
-many variations (another scale, a magnitude, different ranks by module, biases, whole modules) that its configuration
-turns on. Read as plain LoRA, such an adapter would silently be another function. So every setting that is not known to
-be harmless is refused by name, those of later versions of PEFT included.
+An adapter is a folder in PEFT's format, named by the hash of its content. Equal weights give equal files. Policies
+merge an adapter into the weights, and compositions add adapters up. Both use the formula of plain LoRA:
+W' = W + (alpha / r) B A. PEFT's configuration can turn on many variations: another scale, a magnitude, different ranks
+by module, biases, whole modules. Reading such an adapter as plain LoRA would silently compute the wrong function. So
+every setting that is not known to be harmless is refused by name, including settings of later PEFT versions.
 
-In transformers, the experts of a layer are two tensors and no layers. PEFT adapts these (`target_parameters`), saves
-and merges them; such an adapter is not plain LoRA, and is not composed.
+In transformers, the experts of a layer are two tensors, not linear layers. PEFT can adapt, save and merge these tensors
+(`target_parameters`). Such an adapter is not plain LoRA and cannot be composed.
 
-A composition is W' = W + sum_c w_c (alpha_c / r_c) B_c A_c, exactly, by concatenation: A stacked, B side by side with
-weight and scale multiplied in; the rank is the sum of the ranks, and alpha equals it. The result is a plain adapter, so
-that policies and servers need not know of compositions. Adding factors instead, as other combinations of PEFT do, gives
-cross terms: (B_1 + B_2)(A_1 + A_2). A vector of weights has a name: "a+b" for weights of 1, otherwise "0.6*a+0.4*b".
-Names hold tenths (see `normalised_weights`), so that there are few vectors and each is composed once.
+A composition is W' = W + sum_c w_c (alpha_c / r_c) B_c A_c. It is exact, because the factors are concatenated: the A
+are stacked, and the B are put side by side, multiplied by weight and scale. The rank is the sum of the ranks, and alpha
+equals the rank. The result is a plain adapter, so policies and servers need no code for compositions. Adding the
+factors, as some of PEFT's combinations do, would give cross terms: (B_1 + B_2)(A_1 + A_2). A vector of weights has a
+name: "a+b" if all weights are 1, otherwise for example "0.6*a+0.4*b". Weights are rounded to tenths (see
+`normalised_weights`), so there are few different vectors, and each is composed only once.
 """
 
 import copy
@@ -49,15 +50,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Factors: TypeAlias = "dict[str, tuple[Tensor, Tensor]]"
-"""Factors of each changed module, by its PEFT name: up (out, rank), scaled, and down (rank, in)."""
+"""PEFT name of a module -> its factors: `up` (out, rank), already multiplied by the scale, and `down` (rank, in)."""
 TENTHS = 10
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Configuration and weights of an adapter."""
 MIXTURE_FILES = ("mixture.json", "gates.safetensors")
-"""Configuration and gates of a mixture of adapters (`captrain.models.mixture`), which acts in the place of one."""
+"""Configuration and gates of a mixture of adapters (`captrain.models.mixture`). It can act wherever an adapter can."""
 CHECKPOINTS = "checkpoints"
-"""Folder below an adapter with its checkpoints, each named by the rollouts played; and the field of their hashes in an
-index."""
+"""Name of the folder with an adapter's checkpoints, each named by the rollouts played so far.
+
+Also the name of the field in an index that holds their hashes.
+"""
 HARMLESS = frozenset(
     {
         "auto_mapping",
@@ -78,23 +81,28 @@ HARMLESS = frozenset(
         "task_type",
     }
 )
-"""Settings that do not change what a saved adapter adds: how it was trained, or which modules it has, which its tensors
-show as well."""
+"""PEFT settings that do not change the function of a saved adapter.
+
+They say how it was trained, or which modules it has. The names of its tensors also show the modules.
+"""
 PLAIN = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
-"""Settings that are harmless with these values. Other ways to initialise change the base's weights."""
+"""PEFT settings that are harmless with these values. Other initialisations change the base's weights."""
 DAMAGED = "the adapter is not whole or was altered: delete its folder and run `dvc repro adapters`"
 EXPERTS = ["experts.down_proj", "experts.gate_up_proj"]
-"""Tensors of a mixture that hold the weights of all experts of a layer, by the ends of their names."""
+"""Ends of the names of the tensors that hold all experts of a layer, in a mixture-of-experts model."""
 
 
 @dataclass(frozen=True)
 class LoraShape:
-    """Shape of an adapter: updates are scaled by alpha / rank; `targets` are linear layers, by the ends of their
-    names."""
+    """Shape of an adapter.
+
+    Updates are scaled by alpha / rank. `targets` are the ends of the names of linear layers. With `experts`, the
+    adapter also changes the experts.
+    """
 
     rank: int
     alpha: int
@@ -103,14 +111,14 @@ class LoraShape:
 
 
 def lora_config(base: "nn.Module", shape: LoraShape) -> "LoraConfig":
-    """Make PEFT's configuration of a new adapter.
+    """Return PEFT's configuration for a new adapter.
 
     Args:
-        base: its model, which may be without weights.
-        shape: of the adapter.
+        base: the base model. It may be without weights (on the meta device).
+        shape: shape of the adapter.
 
     Raises:
-        UserError: the base has no linear layer of one of the names, or no known experts.
+        UserError: a name in `shape.targets` matches no linear layer, or the base has no known experts.
     """
     import torch
     from peft import LoraConfig
@@ -157,33 +165,34 @@ def is_mixture(folder: Path) -> bool:
 
 
 def adapter_digest(folder: Path, stage: str = "adapters") -> str:
-    """Hash the configuration and the weights of an adapter, or of a mixture of adapters, which names these by their
-    digests.
+    """Hash the configuration and the weights of an adapter, or of a mixture of adapters.
+
+    A mixture's configuration names its adapters by their digests, so the hash covers them too.
 
     Args:
-        folder: of the adapter.
-        stage: that published it, for messages.
+        folder: folder of the adapter.
+        stage: the stage that published it, for messages.
 
     Raises:
         UserError: one of the two files is missing.
     """
     paths = [folder / name for name in (MIXTURE_FILES if is_mixture(folder) else ADAPTER_FILES)]
     for path in paths:
-        # The remedy reads dvc.yaml, which takes longer than the digest.
+        # Check first: the remedy reads dvc.yaml, which takes longer than the digest.
         if not os.path.isfile(path):
             require_regular(path, f"run `{repro(stage)}` to make it again")
     return file_digest(*paths)
 
 
 def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
-    """Return the adapter if its folder holds what was trained.
+    """Return the adapter if the content of its folder matches its digest.
 
     Args:
-        adapter: as an index names it.
-        stage: that published it, for messages.
+        adapter: an adapter as an index names it.
+        stage: the stage that published it, for messages.
 
     Raises:
-        UserError: its content has another hash, or a file is missing.
+        UserError: the content has another hash, or a file is missing.
     """
     if (content := adapter_digest(Path(adapter.folder), stage)) != adapter.digest:
         raise UserError(
@@ -194,12 +203,13 @@ def require_trained(adapter: Adapter, stage: str = "adapters") -> Adapter:
 
 
 def checkpoint_marks(rollouts: int, points: int) -> list[int]:
-    """List the numbers of rollouts of a training's checkpoints, evenly spaced, without the end. The adapter is kept
-    after the first step that has played so many.
+    """Return the numbers of rollouts at which a training saves checkpoints, evenly spaced, without the end.
+
+    A checkpoint is saved after the first step that reaches its number.
 
     Args:
-        rollouts: of the whole training.
-        points: number of checkpoints, with the end.
+        rollouts: rollouts of the whole training.
+        points: number of checkpoints, including the end.
     """
     return [math.ceil(rollouts * point / points) for point in range(1, points)]
 
@@ -222,8 +232,10 @@ def adapter_config(folder: Path) -> JsonObject:
 
 @dataclass(frozen=True)
 class PlainLora:
-    """The content of a plain adapter: `scale`, alpha / r, and `factors` of each module by its PEFT name, B (out, rank)
-    and A (rank, in)."""
+    """The content of a plain adapter.
+
+    scale: alpha / r. factors: PEFT name of a module -> B (out, rank) and A (rank, in).
+    """
 
     scale: float
     factors: "dict[str, tuple[Tensor, Tensor]]"
@@ -244,7 +256,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
         tensors = load_file(folder / "adapter_model.safetensors")
     except (SafetensorError, OSError) as error:
         raise UserError(f"adapter {folder} does not load ({error})", DAMAGED) from error
-    # Only plain pairs, in settings and in tensors.
+    # Refuse settings and tensors beyond plain LoRA.
     special = [name for name, plain in PLAIN.items() if name in config and config[name] not in plain]
     special += [name for name, value in config.items() if value and name not in HARMLESS and name not in PLAIN]
     modules = [name.removesuffix(".lora_A.weight") for name in sorted(tensors) if name.endswith(".lora_A.weight")]
@@ -261,7 +273,7 @@ def read_plain_lora(folder: Path) -> PlainLora:
             f"adapter {folder} says r = {rank}, and its tensors are of rank {', '.join(map(str, sorted(ranks)))}",
             DAMAGED,
         )
-    # Weights that can be added to a model's.
+    # Check that the weights can be added to a model.
     fault = "" if modules else "has no weights"
     if not math.isfinite(scale):
         fault = "has a scale that is not finite"
@@ -280,15 +292,16 @@ def read_plain_lora(folder: Path) -> PlainLora:
 def save_adapter(
     model: "PeftModel", folder: Path, base: Path, policy: str, state: "Mapping[str, Tensor] | None" = None
 ) -> None:
-    """Save the adapter "default" of a PEFT model. Equal weights give equal files: the configuration holds no path of
-    this machine, and its keys have a fixed order. float64 weights are on the barrier's grid, so that float32 holds them
-    exactly.
+    """Save the adapter "default" of a PEFT model.
+
+    Equal weights give equal files: the configuration holds no path of this machine, and its keys have a fixed order.
+    float64 weights are saved as float32. This loses nothing, because they are multiples of the barrier's grid.
 
     Args:
-        model: as it is trained.
-        folder: of the adapter; replaced.
-        base: its name is written into the configuration if it comes from a model hub,
-        policy: else this digest.
+        model: the trained model.
+        folder: folder of the adapter. An existing folder is replaced.
+        base: folder of the base. If the base comes from a model hub, its hub name is written into the configuration.
+        policy: digest of the policy, which names the base in the configuration otherwise.
         state: the model's weights by name, if other processes hold some of them.
     """
     import torch
@@ -303,7 +316,7 @@ def save_adapter(
     model.save_pretrained(str(folder), state_dict=plain, selected_adapters=["default"])
     config, source = adapter_config(folder), model_source(base)
     config["base_model_name_or_path"] = source.source if source.in_hub else f"captrain-base-{policy}"
-    # PEFT has sets, whose order differs between processes.
+    # PEFT stores sets, whose order differs between processes.
     config["target_modules"] = sorted(config["target_modules"])
     config["target_parameters"] = sorted(config.get("target_parameters") or ()) or None
     publish_text(folder / "adapter_config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
@@ -311,10 +324,10 @@ def save_adapter(
 
 
 def copy_adapter(model: "PeftModel", start: Adapter) -> None:
-    """Copy the weights of a saved adapter into the adapter "default" of a PEFT model, to train it further.
+    """Copy the weights of a saved adapter into the adapter "default" of a PEFT model, to continue its training.
 
     Args:
-        model: before it trains.
+        model: the model, before training.
         start: the saved adapter.
 
     Raises:
@@ -336,12 +349,12 @@ def copy_adapter(model: "PeftModel", start: Adapter) -> None:
 
 
 def adapts_experts(folder: Path) -> bool:
-    """Tell whether an adapter changes the experts of a mixture, which only PEFT itself can merge."""
+    """Return whether an adapter changes the experts of a mixture. Only PEFT itself can merge such an adapter."""
     return bool(adapter_config(folder).get("target_parameters"))
 
 
 def merge_experts(module: "PreTrainedModel", folder: Path) -> "nn.Module":
-    """Return a copy of a mixture in float64, with an adapter of its experts merged in by PEFT."""
+    """Return a float64 copy of a mixture-of-experts model, into which PEFT has merged an adapter of its experts."""
     from peft import PeftModel
 
     adapted: Any = PeftModel.from_pretrained(copy.deepcopy(module).double(), str(folder))
@@ -349,8 +362,9 @@ def merge_experts(module: "PreTrainedModel", folder: Path) -> "nn.Module":
 
 
 def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Round scores such as probabilities to tenths that sum to 1, by largest remainders (of equal ones the first name
-    gets more). Names without a tenth are left out.
+    """Round scores, such as probabilities, to tenths that sum to 1, by the method of largest remainders.
+
+    Ties go to the name that is first in alphabetical order. Names that round to 0 are left out.
 
     Raises:
         ValueError: a weight is negative, or all are zero.
@@ -367,7 +381,7 @@ def normalised_weights(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def composition_name(weights: Mapping[str, float]) -> str:
-    """Name a vector of weights, with members in the order of their names; a single member at 1 keeps its own name.
+    """Return the name of a vector of weights, with members sorted by name. A single member at weight 1 keeps its name.
 
     Raises:
         ValueError: a weight is not a positive number of tenths, so that two vectors could have one name.
@@ -380,7 +394,7 @@ def composition_name(weights: Mapping[str, float]) -> str:
 
 
 def parse_composition(name: str) -> dict[str, float]:
-    """Return the vector of weights of a name."""
+    """Return the weights that a composition's name stands for. Inverse of `composition_name`."""
     terms = (term.rpartition("*") for term in name.split("+"))
     return {member: float(weight or 1) for weight, _, member in terms}
 
@@ -389,9 +403,9 @@ def compose(members: Mapping[str, Adapter], weights: Mapping[str, float], folder
     """Add up weighted adapters to one adapter. A single member at weight 1 is returned unchanged.
 
     Args:
-        members: adapters by name, of one base.
-        weights: by the names of members; 0 leaves a member out.
-        folder: cache of compositions, in `folder/<key>/<content hash>`.
+        members: name -> adapter, all of one base.
+        weights: name of a member -> weight; 0 leaves the member out.
+        folder: cache of compositions. Each is in `folder/<key>/<content hash>`.
 
     Raises:
         UserError: a member is missing, damaged or not plain LoRA, or members change different modules.
@@ -446,9 +460,9 @@ def save_lora_factors(folder: Path, like: Adapter, factors: Factors) -> None:
     """Write factors as a plain adapter in float32 with scale 1; equal factors give equal bytes.
 
     Args:
-        folder: to make.
-        like: an adapter of the same base and modules, whose configuration is copied.
-        factors: ranks may differ between modules; zeros fill them up, because servers need one rank.
+        folder: folder to create.
+        like: an adapter of the same base and modules. Its configuration is copied.
+        factors: factors of each module. If ranks differ, smaller ones are padded with zeros: servers need one rank.
     """
     import torch
     from safetensors.torch import save_file

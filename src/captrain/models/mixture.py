@@ -27,7 +27,7 @@ Scope = Literal["layer", "global"]
 Decide = Literal["prompt", "turn", "token"]
 Activation = Literal["softmax", "sigmoid"]
 BASE_SLOT = "base"
-"""The slot of the base in a softmax, and the place of tasks that need no adapter."""
+"""Name of the base's slot in a softmax, and of the target for tasks that need no adapter."""
 MEMBERS = "adapters"
 """Folder with the adapters of a saved mixture, each named by its digest."""
 REMEDY = "make the mixture again: `dvc repro -f mixture`"
@@ -44,10 +44,10 @@ class MixtureConfig(Record):
 
 @dataclass(frozen=True)
 class MixtureParts:
-    """The frozen parts of a mixture: its adapters by name, where gates are, when they decide, and on what weights.
+    """The frozen parts of a mixture: its adapters by name, and the scope, timing and activation of its gates.
 
     Raises:
-        UserError: one decision for all blocks is to be taken at each token.
+        UserError: a global gate should decide at each token, which is not supported.
     """
 
     adapters: dict[str, Adapter]
@@ -68,17 +68,17 @@ class MixtureParts:
         return [*self.adapters, BASE_SLOT] if self.activation == "softmax" else [*self.adapters]
 
     def config(self) -> MixtureConfig:
-        """Return what decides the mixture, beside its gates."""
+        """Return the content of mixture.json."""
         digests = {name: adapter.digest for name, adapter in self.adapters.items()}
         return MixtureConfig(adapters=digests, scope=self.scope, decide=self.decide, activation=self.activation)
 
 
 def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
-    """Return the place of each token's decision: the token whose states the gates read.
+    """Return, for each token, the index of the token whose state decides its gate weights.
 
     Args:
-        written: 1 where the agent wrote.
-        decide: when.
+        written: for each token, 1 if the agent wrote it.
+        decide: when the gates decide.
     """
     size = len(written)
     if decide == "token":
@@ -95,7 +95,7 @@ def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
 
 
 def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bool:
-    """Tell whether the tokens to read from a position on, up to the end of a dialogue so far, need a decision."""
+    """Return whether a new decision is needed for the known tokens from `position` on."""
     if position == 0 or decide != "turn":
         return position == 0 and decide != "token"
     return bool(written[position]) and position + 1 < len(written) and not written[position + 1]

@@ -1,11 +1,11 @@
-"""Forward and backward passes over rows, shared by processes of this machine.
+"""Forward and backward passes over rows, divided between two processes of this machine.
 
-Threads of one process spin while they wait for each other, which is many times slower than one thread when the machine
-has other work. So the rows of a pass are divided among processes of one thread each, which sleep while they wait. The
-number of parts is fixed, and their gradients are added in order, so that one process and two give the same bytes.
+Threads of one process spin while they wait for each other. If the machine has other work, they are many times slower
+than one thread. So the rows of a pass are divided among single-threaded processes, which sleep while they wait. The
+number of parts is fixed, and gradients are added in a fixed order, so one process and two give the same bytes.
 
-The helper process is forked at the first pass, with the model as it is then, and gets the trained weights with each
-pass. It ends with its parent.
+The helper process is forked at the first pass with the current model. It receives the trained weights with each pass,
+and ends with its parent.
 """
 
 import mmap
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer
 
 PARTS = 2
-"""Parts that the rows of a pass are divided into."""
+"""Number of parts that the rows of a pass are divided into."""
 IGNORED = -100
 """Label of a token that is not scored."""
 
@@ -71,13 +71,13 @@ class SharedPasses(AbstractContextManager["SharedPasses"]):
         return Scores(*_Pass.apply(self, rows, temperature, *self.parameters))
 
     def score(self, rows: Sequence[Row], temperature: float, differentiated: bool) -> Scores | None:
-        """Score the rows of a part in this process; None without rows."""
+        """Score the rows of one part in this process. Return None if there are no rows."""
         room = None if self.room is None else self.room * self.processes // PARTS
         with torch.set_grad_enabled(differentiated):
             return token_scores(self.model, make_forest(rows), temperature, self.products, room) if rows else None
 
     def close(self) -> None:
-        """End the helper process; a later pass starts another."""
+        """End the helper process. A later pass starts a new one."""
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.close()
@@ -87,15 +87,14 @@ class SharedPasses(AbstractContextManager["SharedPasses"]):
         self.close()
 
     def helper(self) -> "_Helper | None":
-        """Return the helper process, started if needed; None if this process has all parts."""
+        """Return the helper process, and start it if needed. None if this process computes all parts."""
         if self._helper is None and self.processes > 1:
             self._helper = _Helper(self)
         return self._helper
 
 
 def _gradients(scores: Scores | None, gradient: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Backpropagate the gradient of a part's log-probabilities, (scored,), to the parameters; None for those without
-    one."""
+    """Backpropagate `gradient` (scored,) of a part's log-probabilities. Return each parameter's gradient or None."""
     if scores is None or not len(gradient):
         return [None] * len(parameters)
     return [*torch.autograd.grad(scores.log_probs, parameters, gradient, allow_unused=True)]
@@ -134,21 +133,21 @@ class _Helper:
                 connection.send([gradient is not None for gradient in gradients])
 
     def begin(self, parameters: Sequence[Tensor], rows: Sequence[Row], temperature: float, keep: bool) -> None:
-        """Start a part of a pass; `keep` what its gradient needs."""
+        """Start a part of a pass in the helper. With `keep`, the activations are kept for the backward pass."""
         for place, parameter in zip(self.weights, parameters, strict=True):
             place.copy_(parameter.detach())
         self.connection.send((rows, temperature, keep))
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.connection.close()
         self.process.join()
 
     def answer(self) -> Any:
-        """Receive the result of the other process.
+        """Receive the result of the helper process.
 
         Raises:
-            UserError: it died.
+            UserError: the helper process died.
         """
         try:
             return self.connection.recv()
@@ -212,17 +211,18 @@ class _Pass(torch.autograd.Function):
 
 
 def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Machine) -> SharedPasses | None:
-    """Replace TRL's head (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in place, if the model is dense and
-    computes on a CPU, where whole prompts of each row take most of the time. With FSDP, and with a mixture of adapters,
-    the layers stay modules.
+    """Replace TRL's head (`trl.trainer.utils.add_fused_lm_head`) by `SharedPasses`, in place.
+
+    This happens only if the model is dense and trains on a CPU, where computing the prompt of every row would take most
+    of the time. With FSDP, and with a mixture of adapters, the model's own modules compute.
 
     Args:
-        model: the base of a PEFT model, or the base with a mixture, before it trains.
+        model: the base of a PEFT model, or the base with a mixture, before training.
         temperature: logits are divided by it.
         machine: number of processes, and precision.
 
     Returns:
-        The passes, to be closed after training; None if the modules compute.
+        The passes, to be closed after training. None if the model's own modules compute.
     """
     accelerate = machine.accelerate
     dense = model.config.model_type in DENSE and computes_on_cpu(accelerate.precision)
@@ -279,14 +279,16 @@ def share_beginnings(model: "PreTrainedModel", temperature: float, machine: Mach
 
 
 def prepare_trainer(trainer: "Trainer", temperature: float, machine: Machine, seed: int) -> None:
-    """Prepare one of TRL's trainers of an adapter, or of a mixture's gates: share the beginnings of rows
-    (`share_beginnings`), and in float64 draw initial weights that are the same on every CPU.
+    """Prepare a TRL trainer of an adapter or of a mixture's gates.
+
+    Common beginnings of rows are computed once (`share_beginnings`). In float64, the initial weights are drawn so that
+    they are the same on every CPU.
 
     Args:
-        trainer: before it trains.
-        temperature: of the policy that sampled.
+        trainer: the trainer, before training.
+        temperature: temperature of the policy that sampled.
         machine: number of processes, and precision.
-        seed: of the adapter's initial weights.
+        seed: seed of the adapter's initial weights.
     """
     from peft import PeftModel
     from transformers import PreTrainedModel, TrainerCallback

@@ -1,4 +1,4 @@
-"""Weights of a base model: from a folder of the base stage, or by a name in a model hub."""
+"""Loads and checks the weights of a base model, from a folder of the base stage or from a model hub."""
 
 import hashlib
 import os
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 DENSE = ("qwen3", "llama")
-"""Architectures with code of our own: the engine decodes them from their weights alone, and training computes shared
-beginnings of rows once."""
+"""Architectures with captrain's own fast code, which needs only the weights: `DenseDecoder` and `token_scores`."""
 TRUST = "CAPTRAIN_TRUST_REMOTE_CODE"
 SUMS = "SHA256SUMS"
-"""File with the hashes of a model's files, written with it."""
+"""File with the hashes of a model's files."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ModelSource:
 
 
 def model_source(folder: Path) -> ModelSource:
-    """Return the source of the base in a folder: the folder itself, or the model that its model.json names.
+    """Return the source of a base model: its folder, or the hub model that model.json in the folder names.
 
     Raises:
         UserError: as `require_recorded`.
@@ -78,8 +77,9 @@ def record_files(folder: Path) -> None:
 
 
 def require_recorded(folder: Path) -> None:
-    """Refuse a model of which a file differs from the record in its folder, or a base whose weights differ from
-    results/base.json. A model without a record is taken as it is.
+    """Check that a model's files match the recorded hashes, and that a base's weights match results/base.json.
+
+    A model without recorded hashes is accepted.
 
     Raises:
         UserError: weights, tokenizer, chat template or another file were altered, added or removed.
@@ -118,8 +118,10 @@ def _sha256(path: Path) -> str:
 
 
 def computes_on_cpu(precision: str) -> bool:
-    """Return whether training in a precision uses the CPU: without a GPU, and in float64, which gives the same bytes on
-    every CPU (see `captrain.models.barrier`) but not on GPUs."""
+    """Return whether training uses the CPU: without a GPU, and always in float64.
+
+    float64 training gives the same bytes on every CPU (see `captrain.models.barrier`), but not on GPUs.
+    """
     import torch
 
     return precision == "float64" or not torch.cuda.is_available()
@@ -129,11 +131,11 @@ def load_module(folder: Path, precision: str) -> "PreTrainedModel":
     """Load a base for training.
 
     Args:
-        folder: of the base.
-        precision: of its weights: float64, with all computations in float64 (see `to_float64`), float32 or bfloat16.
+        folder: folder of the base.
+        precision: type of the weights: float64 (all computations too, see `to_float64`), float32 or bfloat16.
 
     Raises:
-        UserError: it has code of its own.
+        UserError: the model needs custom code that is not allowed (see `trusts_code`).
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,6 +1,6 @@
-"""Numbers that a plan needs and no setting holds: sizes of models and benchmarks, cost of a rollout, speeds.
+"""Numbers for plans that are not in the configuration: sizes of models and benchmarks, cost of a rollout, speeds.
 
-Each has its source, which the plan prints. Change a number here when it is measured again; the arithmetic is in
+Each number has a source, which the plan prints. Update a number here when it is measured again. The arithmetic is in
 `captrain.planning.estimate`.
 """
 
@@ -61,25 +61,26 @@ class BaseSpeed(NamedTuple):
 
 
 ROLLOUT_RATES = {"float64": 277.1, "float32": 488.5}
-"""Rollouts a CPU second of the embedded base by precision, one rollout of each task."""
+"""Precision -> rollouts per CPU second of the embedded base, with one rollout per task."""
 SMOLLM = "measured here: experiment=smollm"
 PRETRAINED_RATES = BaseSpeed(Assumption(0.6, SMOLLM), Assumption(0.9, SMOLLM), Assumption(0.35, SMOLLM))
 SHARED_TRAINING = Assumption(1.45, "measured here: the base of `default`")
 """Speed-up if two processes train one model."""
 STAGE_START = Assumption(2.0, "measured here")
-"""Seconds that a stage takes beside its work, for imports and for hashing its outputs."""
+"""Overhead of a stage in seconds, for imports and for hashing its outputs."""
 PASSPORT = Assumption(4.0, "measured here: the environments of `default`")
 """Seconds to examine a derived environment."""
 ROUTING = Assumption(15.0, "measured here: the routes of `default`")
 """Seconds to fit the routers and route every task."""
 REFERENCE_SPEED = Assumption(46_600.0, "measured here: an AMD EPYC core, 37 GFLOP/s in float64")
-"""Products of a 96x64 and a 64x64 matrix a second in float64, on the machine that the rates above were measured on."""
+"""Products of a 96x64 and a 64x64 float64 matrix per second, on the machine where the rates above were measured."""
 
 
 def machine_speed() -> float:
-    """Measure how many times as fast as the reference machine one core here multiplies small float64 matrices.
+    """Measure the speed of one core here relative to the reference machine, by multiplying small float64 matrices.
 
-    Takes .2 seconds. Other processes hardly matter: CPU time counts, in the best of twenty short windows.
+    This takes 0.2 seconds. Other processes hardly affect it, because it takes the CPU time of the best of twenty short
+    windows.
     """
     left, right, best = np.ones((96, 64)), np.ones((64, 64)), 0.0
     for _ in range(20):
@@ -93,7 +94,7 @@ def machine_speed() -> float:
 
 
 def local_rates(spec: Spec, speed: float) -> BaseSpeed:
-    """Look up the speed of the embedded base or of a pretrained one, on a machine `speed` times as fast as ours."""
+    """Return the speed of the embedded or pretrained base, on a machine `speed` times as fast as the reference."""
     rates = PRETRAINED_RATES if spec.base.pretrained else _embedded_rates(spec)
     return BaseSpeed(*(rate._replace(value=rate.value * speed) for rate in rates))
 
@@ -119,7 +120,7 @@ ENDPOINT_THROUGHPUT = VLLM_THROUGHPUT._replace(source="assumed for 3.3 active, i
 REQUEST_RATE = Assumption(50.0, "assumed")
 """Tokens a second of one request among many others."""
 TRAINING_FACTOR = Assumption(3.5, "measured here: one H200, layers computed again")
-"""Time to train on a token, in times of reading it."""
+"""Time to train on a token, as a multiple of the time to read it."""
 USABLE_MEMORY = Assumption(0.9, "assumed")
 """Share of a GPU's memory that can be used."""
 SERVER_START = Assumption(300.0, "assumed")

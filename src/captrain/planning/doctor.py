@@ -1,10 +1,15 @@
-"""What only the machine knows about a run, before anything is spent; each missing thing with its remedy.
+"""`captrain doctor`: checks that this machine can run the configuration, before anything is spent.
 
-The refusals of `captrain.planning.feasibility` come first. Nothing is trained, started or downloaded: an endpoint is
-asked for its models and for one short answer with a tool, an interpreter for its version of vLLM, and the model is
-built without weights. What only a run on GPUs can show is a list of commands.
+The refusals of `captrain.planning.feasibility` come first. No check trains, starts or downloads anything:
 
-A check returns what it saw, or "" if the configuration does not need it. It raises what is missing.
+- An endpoint is asked for its list of models and for one short tool call.
+- vLLM's interpreter is asked for its version.
+- The model is built without weights.
+
+`GPU_COMMANDS` lists the commands that test what only a run on GPUs can show.
+
+A check returns what it saw, or "" if the configuration does not need the check. It raises a `UserError` if something
+is missing.
 """
 
 import importlib.metadata
@@ -51,7 +56,7 @@ GPU_COMMANDS = {
     "\"machine.vllm.python='~/vllm/bin/python'\" hydra.job.name=servers",
     "the paper's setting, its diagnosis": "dvc repro capabilities",
 }
-"""Commands that show what has not been run here."""
+"""Commands that test what captrain's authors have not run themselves, by name."""
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -71,14 +76,14 @@ TOOL: JsonObject = {
     },
 }
 ARGUMENTS = {"name": 'Zoë "Z" O\'Neil\n<b>', "limit": 10, "share": 0.5, "fields": ["id", None, True], "by": {}}
-"""Arguments of each JSON type, with characters that a template might escape."""
+"""Arguments of every JSON type, with characters that a chat template might escape."""
 DISTRIBUTION = (
     "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in m.packages_distributions()['vllm']))"
 )
 
 
 class Requirement(NamedTuple):
-    """One thing that the run needs: whether it is there (None: not visible yet), what was seen, and the remedy."""
+    """One requirement of the run: whether it is met (None: cannot be checked yet), what was seen, and the remedy."""
 
     subject: str
     passed: bool | None
@@ -87,7 +92,7 @@ class Requirement(NamedTuple):
 
 
 class NotVisible(UserError):
-    """Something that cannot be checked yet."""
+    """The requirement cannot be checked yet."""
 
 
 def require(holds: bool, problem: str, remedy: str) -> None:
@@ -97,7 +102,7 @@ def require(holds: bool, problem: str, remedy: str) -> None:
 
 
 def examine_machine(spec: Spec, root: Path, node: Node) -> list[Requirement]:
-    """Check everything that the configuration needs of this machine."""
+    """Check everything that the configuration requires of this machine."""
     found = [Requirement(key, False, problem, remedy) for key, problem, remedy in refusals(RunEstimate(spec, node, 1))]
     found = found or [Requirement("settings", True, "fit together, and fit the GPUs that are planned with")]
     for subject, check in CHECKS.items():
@@ -115,14 +120,14 @@ def examine_machine(spec: Spec, root: Path, node: Node) -> list[Requirement]:
 
 
 def _endpoint(component: Component, access: ModelAccess) -> Endpoint:
-    """Build the endpoint of a component, with few seconds to answer and no retries."""
+    """Build the endpoint of a component with a short timeout and no retries."""
     settings = {"endpoint": access.endpoint, "key": access.key, **component.settings()}
     name, base_url, key = (str(settings[setting]) for setting in ("name", "endpoint", "key"))
     return Endpoint(name.partition("@")[0], endpoint=base_url, key=key, retries=0, timeout=PATIENCE)
 
 
 def _examine(subject: str, check: Callable[..., str], *arguments: object) -> list[Requirement]:
-    """Run a check; no result if the configuration does not need it."""
+    """Run a check. Return an empty list if the configuration does not need it."""
     try:
         detail = check(*arguments)
     except UserError as error:
@@ -140,13 +145,13 @@ def command_output(*command: str) -> str | None:
 
 
 def _interpreter(name: str, root: Path) -> str | None:
-    """Find an interpreter of the configuration as the stages find it; None if it is missing."""
+    """Return the path of a configured interpreter, found the same way as in the stages. None if it is missing."""
     path = os.path.expanduser(name or "-")
     return shutil.which(str(root / path) if os.sep in path else path)
 
 
 def _model(spec: Spec, _: Path) -> str:
-    """Check where the weights are: trained here, pretrained, in the hub's cache, or to be downloaded."""
+    """Report where the weights come from: trained here, a pretrained folder, the hub's cache, or a download."""
     if spec.base.model and spec.policy.target not in (LOCAL, VLLM):
         return ""
     try:
@@ -160,11 +165,11 @@ def _model(spec: Spec, _: Path) -> str:
 
 
 def _model_folder(spec: Spec) -> Path | None:
-    """Find the folder of the model; None for the embedded base.
+    """Return the folder of the model. None for the embedded base, which is trained here.
 
     Raises:
-        UserError: the pretrained model is not where the machine has them.
-        NotVisible: a model of the hub is not in its cache.
+        UserError: the pretrained model is not in `machine.pretrained`.
+        NotVisible: the model of the hub is not in the cache.
     """
     if spec.base.pretrained:
         return pretrained_folder(spec.base.pretrained, Path(spec.machine.pretrained))
@@ -180,7 +185,7 @@ def _model_folder(spec: Spec) -> Path | None:
 
 
 def _template(spec: Spec, _: Path) -> str:
-    """Check that the chat template shows tools and answers, and that its calls are parsed as they were written."""
+    """Check that the chat template shows tools and their results, and that a rendered call parses to the same call."""
     from transformers import AutoTokenizer
 
     folder = _model_folder(spec)
@@ -209,7 +214,7 @@ def _template(spec: Spec, _: Path) -> str:
 
 
 def _vllm(spec: Spec, root: Path) -> str:
-    """Check the interpreter of the servers and its version of vLLM."""
+    """Check that vLLM's interpreter exists and that its version of vLLM is recent enough."""
     if spec.policy.target != VLLM:
         return ""
     python = _interpreter(spec.machine.vllm.python, root)
@@ -228,7 +233,7 @@ def _vllm(spec: Spec, root: Path) -> str:
 
 
 def _adapters(spec: Spec, _: Path) -> str:
-    """Check that the model has the layers to adapt, and that servers take its experts."""
+    """Check that the model has the layers that LoRA adapts, and that the servers can adapt its experts."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -275,7 +280,7 @@ def _gpus(spec: Spec, _: Path) -> str:
 
 
 def _processor(spec: Spec, _: Path) -> str:
-    """Check that a CPU that computes in bfloat16 has instructions for it: without them it is thirty times slower."""
+    """If bfloat16 runs on the CPU, check that the CPU has instructions for it. Without them it is 30 times slower."""
     precisions = {
         "base.products": spec.base.products if spec.base.pretrained else None,
         "policy.precision": spec.policy.settings().get("precision"),
@@ -324,7 +329,7 @@ def _answer(endpoint: Endpoint) -> str:
 
 
 def _tool_call(endpoint: Endpoint) -> str:
-    """Check that the endpoint's parser makes a tool call of what the model writes."""
+    """Check that the endpoint returns the model's tool call as a structured call and not as text."""
     question = {"role": "user", "content": "Find the record called Ada, with the tool."}
     try:
         completion = endpoint.chat(messages=[question], tools=[TOOL], temperature=0, max_tokens=256)
@@ -342,7 +347,7 @@ def _tool_call(endpoint: Endpoint) -> str:
 
 
 def _benchmark(spec: Spec, root: Path) -> str:
-    """Check the interpreter of a benchmark that has an environment of its own."""
+    """Check the interpreter of a benchmark that is installed in its own Python environment."""
     name = spec.benchmark.target.split(".")[-2]
     if (setting := spec.machine.benchmarks.get(name)) is None:
         return ""
@@ -366,7 +371,7 @@ def _sandbox(spec: Spec, _: Path) -> str:
 
 
 def _slurm(spec: Spec, _: Path) -> str:
-    """Check that the cluster answers, and that the partition has a node that one job fits."""
+    """Check that Slurm answers, and that one node of the partition is large enough for a job."""
     slurm = spec.machine.slurm
     if spec.machine.launcher != "slurm" or slurm is None:
         return ""
@@ -432,13 +437,13 @@ CHECKS: Mapping[str, Callable[[Spec, Path], str]] = {
     "Slurm": _slurm,
     "disk": _disk,
 }
-"""What only the machine knows, in the order in which it is checked."""
+"""All checks of this machine, by subject, in the order in which they run."""
 
 
 def examine_agent(spec: Spec, root: Path, count: int) -> Requirement:
-    """Play the first discovery tasks with the agent of the diagnosis: it must pass some and fail some.
+    """Play the first `count` discovery tasks with the agent. It must pass some of them and fail some.
 
-    Nothing of it is kept.
+    The rollouts are thrown away.
     """
     return _examine("agent", _passes, spec, root, count)[0]
 

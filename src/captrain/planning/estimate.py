@@ -82,12 +82,12 @@ from captrain.planning.assumptions import (
 from captrain.run import Component, Spec, nested
 
 UNTRAINED = ("base", "rollouts", "labels", "environments", "pairs")
-"""Stages that need no adapter. Only these run with an endpoint of somebody else, which cannot be trained through."""
+"""Stages that need no adapter. With a hosted endpoint, whose model cannot be trained, only these stages run."""
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """Cost of one stage, or of all in `parts`. Wall seconds, GiB of one GPU and money are None if unknown."""
+    """Cost of one stage, or the sum of `parts`. Wall seconds, GiB of one GPU and money are None if unknown."""
 
     stage: str
     jobs: int = 0
@@ -108,7 +108,7 @@ class StageCost:
 
 
 def sum_if_known(values: Sequence[float | None]) -> float | None:
-    """Add up values; None if one is unknown."""
+    """Return the sum of the values; None if any value is None."""
     return None if None in values else sum(value for value in values if value is not None)
 
 
@@ -131,9 +131,9 @@ def _summed(name: str, costs: Sequence[StageCost]) -> StageCost:
 class Node:
     """The GPUs to plan with, and what the user states about the model.
 
-    gpus, memory: how many, and GiB of each. throughput: tokens a second of one GPU, read and written. parameters: of a
-    model whose size is unknown, in billions. price: of a million tokens at the agent's own endpoint, read and written.
-    speed: of a CPU core, in times of the machine that the rates of local models were measured on.
+    gpus: number of GPUs. memory: GiB of each GPU. throughput: tokens per second of one GPU, read and written.
+    parameters: billions of parameters, for a model of unknown size. price: price of a million tokens at the agent's
+    endpoint, read and written. speed: speed of a CPU core relative to the reference machine (see `machine_speed`).
     """
 
     gpus: int = 8
@@ -339,7 +339,7 @@ class RunEstimate:
         if self.local:
             rate = self.rates.training if training else self.rates.rollouts
             return replace(cost, seconds=rollouts / rate.value * math.ceil(jobs / min(jobs, workers)) / jobs)
-        # Jobs at once, and the GPUs that they hold.
+        # The number of parallel jobs, and the GPUs that they use together.
         training_gpus = self.trainers() if training and self.vllm else 0
         parallel, gpus = min(jobs, workers), servers + training_gpus
         if self.vllm and self.on_slurm:
@@ -347,7 +347,7 @@ class RunEstimate:
             gpus *= parallel
         elif self.vllm:
             parallel = 1
-        # Computing. Our own servers and the trainer have separate GPUs; otherwise one model has all of them.
+        # Computing. captrain's own servers and the trainer have separate GPUs. Otherwise one model uses all GPUs.
         separate = user and self.user is not None and self._is_other_model(self.user.settings())
         use = agent if separate else agent.plus(episode.user)
         sampling = rollouts * (use.new_input / throughput.prefill + use.output / throughput.decode) / servers

@@ -1,7 +1,7 @@
-"""The one list of refusals, for `captrain plan` and `captrain doctor`, and the warnings of a plan.
+"""Refusals (reasons why a configuration cannot run) for `captrain plan` and `captrain doctor`, and a plan's warnings.
 
-A refusal names the setting to change. All refusals follow from the settings, except that an installed benchmark is
-asked for its tasks. What only the machine knows is in `captrain.planning.doctor`.
+A refusal names the setting to change. Refusals follow from the settings alone, with one exception: an installed
+benchmark is asked for its tasks. Checks of the machine are in `captrain.planning.doctor`.
 """
 
 import math
@@ -21,14 +21,14 @@ from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
 UNAIDED = [name for name, cause in CAUSES.items() if cause.is_unaided]
-"""Causes that the programmatic analyst finds without a reference solution."""
+"""Causes that the programmatic analyst can find without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 EXAMPLES = 20
-"""Training tasks whose references are played."""
+"""Number of training tasks whose references are played to check a benchmark."""
 
 
 class Refusal(NamedTuple):
-    """Why the settings cannot run: the setting to change, what is wrong, and the remedy."""
+    """Reason why the settings cannot run: the setting to change, the problem, and the remedy."""
 
     key: str
     problem: str
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 
 
 def refusals(estimate: RunEstimate) -> list[Refusal]:
-    """List everything that makes the settings impossible."""
+    """Return all reasons why the settings cannot run."""
     spec = estimate.spec
     cases = [*_rollouts(spec), *_model(estimate), *_gpus(estimate)]
     return [
@@ -48,7 +48,7 @@ def refusals(estimate: RunEstimate) -> list[Refusal]:
 
 
 def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
-    """Refuse groups of equal rollouts, and more tasks than an environment has."""
+    """Refuse settings in which all rollouts of a group are equal, or that need more tasks than an environment has."""
     group_size, groups, seeds = spec.trainer.group_size, spec.environments.groups, spec.environments.seeds
     tasks = groups + -(-spec.adapters.rollouts // group_size)
     return [
@@ -73,7 +73,7 @@ def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
 
 
 def _benchmark(spec: Spec) -> list[Refusal]:
-    """Refuse a benchmark that has too few tasks, does not load, or from which nothing can be derived or learnt."""
+    """Refuse a benchmark that does not load, has too few tasks, or does not fit synthesizer or demonstrations."""
     found = list[Refusal]()
     for check in (_too_many_tasks, _synthesis, _demonstrations):
         try:
@@ -90,7 +90,7 @@ def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
     sizes: dict[str, int | None] = {**split_sizes(spec.benchmark)}
     kind = component_class(spec.benchmark)
     if isinstance(kind, type) and issubclass(kind, Verifiers):
-        # Only the taskset knows its sizes. Its worker starts and plays nothing.
+        # Only the taskset knows its sizes. This starts its worker, but plays nothing.
         target = load_benchmark(spec.benchmark, spec.machine)
         sizes = {split: target.size(split) for split in ("discovery", "test")}
     for key, split in (("rollouts.tasks", "discovery"), ("evaluation.tasks", "test")):
@@ -100,7 +100,7 @@ def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
 
 
 def _synthesis(spec: Spec) -> Iterator[Refusal]:
-    """Refuse a benchmark from which no environment can be derived: otherwise every rollout and label is paid first."""
+    """Refuse a benchmark from which no environment can be derived, before rollouts and labels are paid for."""
     if spec.synthesizer.target != TEMPLATES or spec.benchmark.target == EMBEDDED:
         return
     derivable(spec.benchmark)
@@ -122,7 +122,7 @@ def _can_synthesize(spec: Spec) -> bool:
 
 
 def _demonstrations(spec: Spec) -> Iterator[Refusal]:
-    """Refuse demonstrations that share no tool with the benchmark: the trained base would pass nothing."""
+    """Refuse demonstrations that share no tool with the benchmark, because the trained base would fail every task."""
     base = spec.base
     if base.model or base.pretrained or spec.policy.target not in (LOCAL, VLLM) or in_workers(spec.benchmark):
         return
@@ -140,7 +140,7 @@ def _demonstrations(spec: Spec) -> Iterator[Refusal]:
 
 
 def _model(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
-    """Refuse adapters that the base or its servers do not take. `captrain doctor` also looks at the model's files."""
+    """Refuse adapters that the base or its servers do not support. `captrain doctor` also checks the model's files."""
     spec, servers, rank, own = estimate.spec, estimate.spec.machine.vllm, estimate.rank, estimate.vllm
     is_embedded = spec.base.model is None and not spec.base.pretrained
     is_mixture = estimate.experts or bool(estimate.size and estimate.size.experts)
@@ -192,7 +192,7 @@ def mixture_without_gpus(model: str) -> Refusal:
 
 
 def _gpus(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
-    """Refuse servers, training and endpoint that need more GPUs than are planned with, or than a job asks for."""
+    """Refuse if servers, training and endpoint together need more GPUs than the node has or a job requests."""
     spec, planned, machine = estimate.spec, estimate.node.gpus, estimate.spec.machine
     serving, training = estimate.servers(True), estimate.trainers()
     on_gpus = estimate.vllm and machine.vllm.gpus > 0
@@ -230,7 +230,7 @@ def _gpus(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
 
 
 def _memory(estimate: RunEstimate) -> Iterator[Refusal]:
-    """Refuse a training that does not fit the memory of a GPU, of the group that holds more."""
+    """Refuse a training that does not fit into the memory of a GPU. Checks the group of GPUs that needs the most."""
     node, groups = estimate.node, estimate.memory_groups(training=True)
     parts = max(groups.values(), key=lambda group: sum(group.values()), default={})
     required, usable = sum(parts.values()), USABLE_MEMORY.value * node.memory
@@ -247,7 +247,7 @@ def _memory(estimate: RunEstimate) -> Iterator[Refusal]:
 
 
 def _host_memory(estimate: RunEstimate) -> Iterator[Refusal]:
-    """Refuse a Slurm job whose memory is smaller than the weights, which pass through it to the GPUs."""
+    """Refuse a Slurm job with less main memory than the weights, which are loaded there before they go to the GPUs."""
     slurm, size = estimate.spec.machine.slurm, estimate.size
     if estimate.on_slurm and slurm is not None and size is not None and estimate.served:
         weights, memory = (
@@ -263,7 +263,7 @@ def _host_memory(estimate: RunEstimate) -> Iterator[Refusal]:
 
 
 def rounded(value: float) -> str:
-    """Round to two digits: an estimate has no more."""
+    """Format a number with two significant digits, because estimates are not more precise."""
     value = float(f"{value:.2g}")
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= max(unit, 1e4):
@@ -272,7 +272,7 @@ def rounded(value: float) -> str:
 
 
 def task_uses(estimate: RunEstimate) -> dict[str, float]:
-    """RunEstimate how often each stage that trains on the target uses each training task; {} if tasks are unlimited."""
+    """Return stage -> how often it uses each training task, for stages that train on the target. {} if unlimited."""
     spec, tasks, uses = estimate.spec, split_sizes(estimate.spec.benchmark).get("training"), dict[str, float]()
     if not tasks or not estimate.trainable:
         return uses
@@ -287,7 +287,7 @@ def task_uses(estimate: RunEstimate) -> dict[str, float]:
 
 
 def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
-    """List what to know about settings that can run; `money` is the cost of the whole run, None if unknown."""
+    """Return warnings about settings that can run. `money` is the cost of the whole run, None if unknown."""
     spec, lacking = estimate.spec, absences(estimate.spec.benchmark)
     training = split_sizes(spec.benchmark).get("training")
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED

@@ -1,9 +1,9 @@
-"""Plan of a configuration: its cost, and whether it can run at all, before anything is spent.
+"""`captrain plan`: the cost of a configuration, and whether it can run at all, before anything is spent.
 
-Three numbers are not known beforehand: how many attempts each environment needs to earn its passport, which
-capabilities only a control takes, and which tasks are routed to several adapters at once. So everything is computed for
-the least and for the most of them and shown as a range. `capabilities.count` capabilities are assumed to be selected.
-Every number that the estimate rests on is shown with its source.
+Three numbers are unknown in advance: how many attempts each environment needs to earn its passport, how many
+capabilities only a control uses, and how many tasks are routed to several adapters at once. So all costs are computed
+for the smallest and the largest values, and shown as a range. The plan assumes that `capabilities.count` capabilities
+are selected. It shows every assumption with its source.
 
 The forecast that `captrain run` prints before its first stage uses the same numbers.
 """
@@ -53,9 +53,9 @@ BasisRow = tuple[str, str, str]
 class Plan(NamedTuple):
     """Cost and feasibility of a configuration.
 
-    held: GPUs of the node that the run holds for its whole wall time; 0 if none, or if Slurm lends them to each job.
-    low, high: stages with the least and with the most of what is not known beforehand. basis: the assumptions. memory:
-    GiB of one GPU in training, by group of GPUs and by what holds them.
+    held: GPUs of the node that the run occupies for its whole wall time; 0 if Slurm assigns GPUs to each job. low,
+    high: costs of the stages for the smallest and the largest values of the unknown numbers. basis: the assumptions.
+    memory: group of GPUs -> use -> GiB of one GPU in training.
     """
 
     title: str
@@ -68,10 +68,10 @@ class Plan(NamedTuple):
     refusals: list[Refusal]
 
     def refuse_impossible(self) -> None:
-        """Stop here if the settings are impossible.
+        """Raise an error if the settings cannot run.
 
         Raises:
-            UserError: all refusals.
+            UserError: the settings cannot run. The message lists all refusals.
         """
         if self.refusals:
             problems = "\n       ".join(refusal.problem for refusal in self.refusals)
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
-    """Estimate a configuration. Starts, asks and writes nothing."""
+    """Estimate a configuration. This starts no process, sends no request and writes no file."""
     least, most = RunEstimate(spec, node, 1), RunEstimate(spec, node, spec.environments.rounds, 1.0)
     low, memory = least.costs(), least.memory_groups(training=True)
     held = node.gpus if least.vllm and not least.on_slurm else 0
@@ -87,7 +87,7 @@ def make_plan(spec: Spec, node: Node, title: str = "") -> Plan:
 
 
 def _basis(estimate: RunEstimate) -> list[BasisRow]:
-    """List everything that the estimate rests on."""
+    """Return all assumptions of the estimate."""
     spec, episode = estimate.spec, estimate.episode
     rollout, source = _tokens(episode.agent), episode.source
     if episode == EpisodeCost():
@@ -208,7 +208,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     costs = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
-        # A stage that may have nothing to do, such as controls, is missing from the least.
+        # A stage that may have nothing to do, such as controls, is missing from the low estimate.
         low = least.get(high.stage, StageCost(high.stage, high.jobs, gpus=high.gpus))
         style = "bold" if low.stage == "total" else ""
         rollouts = _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}")
@@ -293,7 +293,7 @@ def stale_stages(root: Path) -> list[str]:
 
 
 def skipped_stages(root: Path, stages: Collection[str]) -> list[str]:
-    """List those of the stages that the configuration turns off. They only write empty files.
+    """Return the stages that the configuration turns off. They only write empty files.
 
     Raises:
         UserError: the configuration that params.yaml selects does not compose.

@@ -20,7 +20,7 @@ def json_value(value: object) -> object:
     """Convert a record to JSON values.
 
     Raises:
-        TypeError: the value is no record.
+        TypeError: the value is not a record.
     """
     if isinstance(value, BaseModel):
         return value.model_dump()
@@ -38,7 +38,7 @@ def file_digest(*paths: Path) -> str:
 
 
 def bytes_digest(content: bytes) -> str:
-    """Hash bytes as `file_digest` hashes a file of this content."""
+    """Hash bytes. The result equals `file_digest` of a file with these bytes."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

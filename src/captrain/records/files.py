@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MOST = 1 << 28
-"""Largest document that is read at once, in bytes; captrain's own have some millions."""
+"""Largest document that is read at once, in bytes. captrain's own documents have a few megabytes."""
 LARGEST_YAML = 1 << 22
 """Largest YAML document, in bytes: YAML is parsed a hundred times more slowly than JSON."""
 MOST_VALUES, DEEPEST = 1_000_000, 100
-"""Limits of a YAML document: its aliases can expand a few bytes to many values, or to endless ones."""
+"""Limits of a YAML document, whose aliases can expand a few bytes to very many or infinitely many values."""
 MOST_SIGNS = 1 << 24
 """Most characters of a YAML document with its aliases expanded."""
 REPRO = "run `dvc repro` to make it again"
 SEAL = b',"digest":"'
-"""What stands before the digest in a line of a journal."""
+"""Text before the digest in a line of a journal."""
 
 
 def require_regular(path: Path, remedy: str = REPRO) -> None:
-    """Refuse a path that is no regular file.
+    """Check that a path is a regular file.
 
     Raises:
-        UserError: it is missing, a folder, a pipe or a device.
+        UserError: the path is missing, or is a folder, a pipe or a device.
     """
     try:
         path.stat()
@@ -61,12 +61,12 @@ def read_bytes(path: Path, remedy: str = REPRO, most: int = MOST) -> bytes:
     """Read the content of a file.
 
     Args:
-        path: of the file.
-        remedy: what the user can do if it cannot be read.
+        path: path of the file.
+        remedy: what the user can do if the file cannot be read.
         most: largest size in bytes.
 
     Raises:
-        UserError: it is missing, cannot be read, is no regular file, or is too large.
+        UserError: the file is missing, unreadable, not a regular file, or too large.
     """
     require_regular(path, remedy)
     try:
@@ -84,7 +84,7 @@ def read_text(path: Path, remedy: str = REPRO, most: int = MOST) -> str:
     """Read the content of a file as text.
 
     Raises:
-        UserError: as `read_bytes`, or it is not UTF-8.
+        UserError: as `read_bytes`, or the text is not UTF-8.
     """
     content = read_bytes(path, remedy, most)
     try:
@@ -94,11 +94,11 @@ def read_text(path: Path, remedy: str = REPRO, most: int = MOST) -> str:
 
 
 def read_json(path: Path, kind: type[T], remedy: str = REPRO) -> T:
-    """Read the JSON document in a file as a value of a type: a record, or a type of plain values.
+    """Read the JSON document in a file and validate it as a value of type `kind`.
 
     Raises:
-        UserError: as `read_bytes`, or it is damaged, no such value, or holds NaN or infinity; the message names the
-            first place.
+        UserError: as `read_bytes`; or the document is damaged, has another type, or holds NaN or infinity. The message
+            names the first place.
     """
     content = read_bytes(path, remedy)
     try:
@@ -114,7 +114,7 @@ def read_yaml(path: Path, kind: type[T], remedy: str = REPRO) -> T:
     """Read the YAML document in a file, as `read_json` reads JSON.
 
     Raises:
-        UserError: as `read_text`, or it is damaged or no such value; the message names the first place.
+        UserError: as `read_text`, or the document is damaged or has another type. The message names the first place.
     """
     return parse_yaml(read_text(path, remedy, LARGEST_YAML), kind, str(path), remedy)
 
@@ -124,7 +124,7 @@ class _Loader(yaml.CSafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """See `yaml.SafeLoader`."""
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []  # a tag may stand before anything
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []  # any node may be tagged
         names = Counter(name.value for name, _ in pairs if isinstance(name, yaml.ScalarNode))
         if twice := [name for name, count in names.items() if count > 1 and name != "<<"]:
             raise yaml.YAMLError(f"it names {twice[0]} twice (line {node.start_mark.line + 1} and below)")
@@ -132,7 +132,7 @@ class _Loader(yaml.CSafeLoader):
 
 
 def parse_yaml(text: str, kind: type[T], place: str, remedy: str = REPRO, most: int = MOST_SIGNS) -> T:
-    """Parse a YAML document of at most so many characters as `read_yaml` does; `place` names it in errors."""
+    """Parse a YAML text as `read_yaml` does, with at most `most` characters. `place` names the document in errors."""
     try:
         # libyaml recurses without a limit, so depth is checked before it builds the document.
         depth = 0
@@ -184,7 +184,7 @@ def read_table(
     """Read the CSV table in a file, as `parse_table` reads it.
 
     Raises:
-        UserError: as `read_text`, or it is no complete table.
+        UserError: as `read_text`, or the text is not a complete table.
     """
     return parse_table(
         read_text(path, remedy), str(path), remedy, columns=columns, numbers=numbers, words=words, kinds=kinds
@@ -205,16 +205,16 @@ def parse_table(
 
     Args:
         text: the table.
-        place: its name in errors.
-        remedy: what the user can do if it is invalid.
-        columns: that it must have.
-        numbers: columns of numbers that it must have.
-        words: whether words that pandas takes for NaN stay words.
-        kinds: type of all columns, or of some; pandas infers the others.
+        place: name of the table in errors.
+        remedy: what the user can do if the table is invalid.
+        columns: required columns.
+        numbers: required columns of numbers.
+        words: keep words such as "NA", which pandas would read as NaN.
+        kinds: type of all columns, or column -> type. pandas infers the other types.
 
     Raises:
-        UserError: it has no heading or lacks a column, its last line is cut off, a line has another number of fields,
-            or a cell is not of its column's type.
+        UserError: the table has no heading, lacks a column or ends in the middle of a line; a line has another number
+            of fields; or a cell does not have its column's type.
     """
     import pandas as pd
 
@@ -239,7 +239,7 @@ def parse_table(
 
 
 def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
-    """Read all records of a JSON-lines file; empty lines are ignored.
+    """Read all records of a JSON-lines file. Empty lines are ignored.
 
     Raises:
         UserError: the file is missing, or a line is corrupt, truncated or not a record of this kind.
@@ -248,7 +248,7 @@ def load(path: Path, kind: type[M], remedy: str = "") -> list[M]:
 
 
 def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]:
-    """Yield the records of a JSON-lines file, each with the offset of its line in bytes.
+    """Yield (byte offset of the line, record) for each line of a JSON-lines file.
 
     Raises:
         As `load`, when the line is reached.
@@ -270,11 +270,14 @@ def scan(path: Path, kind: type[M], remedy: str = "") -> Iterator[tuple[int, M]]
 
 
 def remains(path: Path, kind: type[T]) -> list[T | None]:
-    """Read a journal of `sealed` lines, whose writer may still run or was killed: a value for each line, None for a
-    line that is cut off, altered, of another journal or without a digest; [] if there is no file.
+    """Read a journal of `sealed` lines. Its writer may still be running, or may have been killed.
+
+    Returns:
+        One value for each line; None if the line is cut off, altered, from another journal, or has no digest. [] if the
+        file does not exist.
 
     Raises:
-        UserError: it is no regular file.
+        UserError: the path is not a regular file.
     """
     if not path.exists():
         return []
@@ -291,8 +294,10 @@ def remains(path: Path, kind: type[T]) -> list[T | None]:
 
 
 def sealed(path: Path, text: str) -> bytes:
-    """Return a line of a journal: a JSON object without keys of the environment, with its digest as a further member,
-    and a newline. The digest covers the names of file and folder, so a line of another journal does not count."""
+    """Return the line of a journal for a JSON object: the object with its digest as a further field, and a newline.
+
+    Keys of the environment are removed. The digest covers the names of the file and its folder, so that a line copied
+    from another journal is not accepted."""
     return _with_digest(path, json_without_secrets(text).encode())
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal; in a pipe, a file or a job's log a line about every minute."""
+"""Progress of long work: a bar on a terminal. In a pipe, a file or a job's log, about one line per minute."""
 
 import sys
 import time
@@ -56,16 +56,16 @@ class ProgressBar(tqdm):
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Redraw the bar, or write a line if the last one is old. What follows the work says that it is done."""
+        """Redraw the bar; without a terminal, write a line if the last one is old. No line is written at the end."""
         if self.draws:
             super().display(msg, pos)
             return
         if msg is None and self.n != self.total and time.monotonic() - self.shown >= PAUSE:
             self.shown = time.monotonic()
-            clear = "\r\033[K" if self.stream.isatty() else ""  # the bar of another process
+            clear = "\r\033[K" if self.stream.isatty() else ""  # erase the bar that another process drew
             print(f"{clear}{self}", file=self.stream, flush=True)
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Pass items on, and show how many are done."""
+    """Yield the items unchanged, and show how many are done."""
     return iter(ProgressBar(items, what=what, total=total))

@@ -23,12 +23,13 @@ R = TypeVar("R", bound=Record)
 
 @contextmanager
 def place_aside(path: Path, mark: str = "") -> Iterator[Path]:
-    """Yield a temporary path beside a file or folder. Anything there is removed before and after the block, so that
-    nothing half-written stays on a full disk.
+    """Yield a temporary path beside a file or folder.
+
+    The temporary path is removed before and after the block, so that a full disk leaves no half-written file.
 
     Args:
-        path: final path, to which the caller renames.
-        mark: tells writers apart, so that none removes the temporary file of another.
+        path: final path. The caller renames the temporary path to it.
+        mark: distinguishes parallel writers, so that they do not remove each other's temporary files.
     """
     aside = path.with_name(f".{path.name}{mark}.tmp")
     _discard(aside)
@@ -46,7 +47,7 @@ def _discard(path: Path) -> None:
 
 
 def publish_text(path: Path, text: str) -> None:
-    """Write text atomically, without the values of variables that hold keys."""
+    """Write text atomically. Values of environment variables that hold keys are removed."""
     publish_bytes(path, without_secrets(text).encode())
 
 
@@ -54,9 +55,9 @@ def publish_bytes(path: Path, content: bytes, flush: bool = False) -> None:
     """Write a file atomically.
 
     Args:
-        path: of the file.
-        content: of the file.
-        flush: write to the disk before the renaming, so that a power failure leaves no cut-off file.
+        path: path of the file.
+        content: content of the file.
+        flush: flush the file to the disk before it is renamed, so that a power failure cannot leave a truncated file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
@@ -78,13 +79,13 @@ def publish_folder(aside: Path, folder: Path) -> None:
 
 
 def publish_json(path: Path, value: object) -> None:
-    """Write a JSON document, indented, with keys in the order given."""
+    """Write a JSON document, indented, with keys in the given order."""
     text = json.dumps(value, indent=1, default=json_value)
     publish_bytes(path, f"{json_without_secrets(text)}\n".encode())
 
 
 def publish(path: Path, records: Iterable[Record]) -> None:
-    """Write records as JSON lines, atomically; they are written one by one and need not be in memory."""
+    """Write records as JSON lines, atomically. They are written one by one, so an iterator needs little memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
         with aside.open("w", encoding="utf-8") as file:

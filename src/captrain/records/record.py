@@ -28,7 +28,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class UserCall:
-    """A tool call that the simulated user was to make."""
+    """A tool call that the simulated user was supposed to make."""
 
     name: str
     arguments: JsonObject
@@ -38,9 +38,9 @@ class UserCall:
 class Milestone:
     """Something that must have happened by the end of a task, as ToolSandbox has it.
 
-    A milestone asks for a call (`tool`, `arguments`), for words to the user (`message`), or for a state (`namespace`,
-    `values`). A minefield is an act that must not happen. The score's part "milestone N" says how far it was reached,
-    from 0 to 1.
+    A milestone requires a call (`tool`, `arguments`), a message to the user (`message`), or a state (`namespace`,
+    `values`). A minefield is something that must not happen. "milestone N" in the score's parts is the degree to which
+    it was reached, from 0 to 1.
     """
 
     part: str
@@ -54,7 +54,7 @@ class Milestone:
 
 @dataclass(frozen=True)
 class Expected:
-    """A piece of the truth that a log holds: the name of its field, such as "target", "gold_sql" or "failing tests"."""
+    """A part of the ground truth in a log, with the name of its field, such as "target" or "failing tests"."""
 
     name: str
     text: str
@@ -62,19 +62,19 @@ class Expected:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a log says of a task beside its messages.
+    """Facts about a task that a log holds in addition to the messages.
 
     Attributes:
-        script: what the simulated user was told.
+        script: instructions of the simulated user.
         ending: why the dialogue ended.
         graded: what the benchmark compares, such as "db".
-        user_calls: calls that the simulated user was to make.
+        user_calls: calls that the simulated user was supposed to make.
         milestones: see `Milestone`.
-        limit: the limit of the harness that ended the rollout, such as "max_steps" or "token"; "" if none did. Whatever
-            the agent left undone is then not its fault.
-        grading: what the grader said of this rollout: its error type, its explanation or a failure's reason.
+        limit: the limit of the harness that ended the rollout, such as "max_steps" or "token"; "" if there was none.
+            Steps that are then missing are not the agent's fault.
+        grading: the grader's comment on this rollout: its error type, its explanation or a failure's reason.
         expected: see `Expected`.
-        submission: what the agent handed in beside its messages, such as a patch or an answer.
+        submission: what the agent submitted outside its messages, such as a patch or an answer.
     """
 
     script: str = ""
@@ -89,12 +89,12 @@ class TaskFacts:
 
     @property
     def compares_state(self) -> bool:
-        """The benchmark compares all that was changed, so that a change too many fails."""
+        """Whether the benchmark compares the final state, so that an unwanted change fails the task."""
         return not self.graded or "db" in self.graded
 
     @classmethod
     def read(cls, data: JsonObject) -> "TaskFacts":
-        """Read the facts in the data of a task; a field of another form is another benchmark's and ignored."""
+        """Read the facts in a task's data. A field of an unexpected form is another benchmark's and is ignored."""
         steps = [step for step in _list(data.get("user_calls")) if isinstance(step, dict)]
         return cls(
             script=_text(data.get("script")),
@@ -146,7 +146,7 @@ class Task(Record):
 
     @property
     def facts(self) -> TaskFacts:
-        """What a log says of the task beside its messages."""
+        """Facts about the task that a log holds in addition to the messages."""
         return TaskFacts.read(self.data)
 
 
@@ -281,7 +281,7 @@ class Passport(Record):
     checks: list[CheckResult]
 
     def complaints(self) -> str:
-        """List the failed checks on one line."""
+        """Return the failed checks on one line."""
         return "; ".join(
             f"{check.name} is {check.measured}, asked is {check.bound}{f' ({check.detail})' if check.detail else ''}"
             for check in self.checks

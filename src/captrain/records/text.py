@@ -1,9 +1,11 @@
-"""Foreign text: made safe for paths, terminals and pages, with keys removed.
+"""Makes untrusted text safe for paths, terminals and pages, and removes API keys from it.
 
-Text is checked or escaped once, where it enters or leaves. A key is recognized by its shape, by the name before it, or
-as the value of an environment variable. In text that captrain writes or prints, keys are removed: a server may echo
-one. In a configuration a key is refused before anything is written, because it would be copied to results/spec.yaml,
-dvc.lock (both in git) and Hydra's folders. A configuration names the variable that holds a key, never the key.
+Text is checked or escaped once, where it enters or leaves captrain. A key is recognized by its shape, by the name
+before it, or because it is the value of an environment variable.
+
+- Keys are removed from all text that captrain writes or prints, because a server may echo a key.
+- A configuration with a key is refused before anything is written. The key would be copied to results/spec.yaml,
+  dvc.lock (both in git) and Hydra's folders. A configuration names the environment variable instead.
 """
 
 import html
@@ -34,40 +36,42 @@ KEY = re.compile(
     rf"(?is){TOKEN}|{WEB_TOKEN}|(\bbearer )(?=\S*\d)[\w.~+/=-]{{8,}}|(://[^\s/@:]{{0,99}}:)[^\s/@]{{1,999}}(?=@)|{BLOCK}"
     rf"|(?P<name>{NAME}[\\'\"]{{0,4}}\s{{0,4}}[=:]\s{{0,4}}[\\'\"]{{0,4}}){VALUE}"
 )
-"""Keys by their usual shapes, or by the name before them, which stays."""
+"""Keys, found by their usual shapes or by the name before them. The name is kept."""
 SETTING = re.compile(rf"(?i){TOKEN}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
-"""A key by its shape, or a password in an address: no setting may hold it."""
+"""A key with a known shape, or a password in a URL. No setting may contain one."""
 SECRET = re.compile(r"(?![A-Z_][A-Z0-9_]*$)(?=.*[A-Za-z])(?=.*\d)[\w.~+/=-]{12,}")
-"""A secret that a setting named like one may not hold: neither a number nor the name of a variable."""
+"""A value that looks like a secret. A setting with a secret-like name may hold only numbers and variable names."""
 MIXED = re.compile(r"(?=[^\s\"']*[A-Za-z])(?=[^\s\"']*\d)[\w.~+/=-]{8,}")
-"""A value behind a key's name that counts as a key in other people's logs."""
+"""In other tools' logs, a value after a secret-like name counts as a key only if it matches this."""
 SECRET_NAME = re.compile("(?i)key|token|secret|passw|passphrase|credential|cookie|_p(?:wd|ass|at)$")
-"""Names of environment variables whose values are keys."""
+"""Pattern of the names of environment variables that hold keys."""
 NUMBERS = {int, float, bool, type(None)}
 LONG = 4096
-"""Longer texts are searched every time, without a cache."""
+"""Results for texts up to this length are cached."""
 SHORTEST = 8
-"""Shortest value that is searched in other spellings; a shorter one may occur in any text."""
+"""Shortest secret that is removed. A shorter one could occur in any text by chance."""
 DETECTORS = {
     **{"aws": "AWSKey", "azure_storage_key": "AzureStorageKey", "discord": "DiscordBotToken", "openai": "OpenAI"},
     **{"github_token": "GitHubToken", "gitlab_token": "GitLabToken", "mailchimp": "Mailchimp"},
     **{"pypi_token": "PypiToken", "sendgrid": "SendGrid", "slack": "Slack"},
     **{"square_oauth": "SquareOAuth", "stripe": "Stripe", "telegram_token": "TelegramBotToken", "twilio": "TwilioKey"},
 }
-"""Detectors of detect-secrets that recognize a key by its own shape. Those by entropy or names match ordinary ids, and
-two take quadratic time."""
+"""Detectors of detect-secrets that recognize a key by its shape.
+
+Its other detectors are not used: those by entropy or names match ordinary ids, and two take quadratic time.
+"""
 RUN = re.compile(r"[^\s\"'<>]{16,}")
-"""Text without blanks that is long enough for a key of the detectors."""
+"""Text without spaces that is long enough to be a key. Only such text is passed to the detectors."""
 SPELT = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}|(?<![\w.~+/=-])[\w.~+/=-]*(?:(?:%|\\u00)[0-9A-Fa-f]{2}[\w.~+/=-]*)+")
-"""Text that may be encoded in base64, or quoted for an address or for JSON."""
+"""Text that may be an encoded key: base64, percent-encoding of URLs, or JSON escapes."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
-"""Characters that control a terminal, or change the reading direction, or are not seen."""
+"""Characters that control a terminal, change the reading direction, or are invisible."""
 STRING = re.compile(r'"[A-Za-z]*":|"(?:[^"\\]|\\.)*"')
-"""A string of JSON, or a name that is a single word, such as those of records."""
+"""A string in JSON, or a key of an object that consists of letters only, as in captrain's records."""
 MARKUP = re.compile(
     r"[\\|`*_\[\]~$]|(?<=\w):(?=//)|(?<=www)\.|^(?:#+(?=\s|$)|\+(?=\s)|=+(?=\s*$)|-(?=-)|\d{1,9}[.)](?=\s|$))"
 )
-"""Markdown that text could hold, after HTML: what ends in a sign that a backslash turns into text."""
+"""Markdown markup in text that is already escaped for HTML. A backslash before the last character disables it."""
 LONGEST_NAME = 120
 """Longest name of a file, in bytes; with endings it stays below the limit of 255."""
 
@@ -94,10 +98,10 @@ def require_file_name(text: str, place: str) -> str:
 
     Args:
         text: the name.
-        place: where it stands, for the message.
+        place: where the name was found, for the error message.
 
     Raises:
-        UserError: it cannot.
+        UserError: the text is not a safe file name.
     """
     try:
         return _file_name(text)
@@ -120,8 +124,11 @@ def leaves(value: object) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Show control characters, invisible ones and those of the reading direction as escapes such as `\\x1b`, so that
-    foreign text controls neither a terminal nor a page. Line breaks, tabs and spaces of any width stay."""
+    """Replace dangerous characters by escapes such as `\\x1b`, so that text cannot control a terminal or page.
+
+    These are control characters, invisible characters, and characters that set the reading direction. Line breaks, tabs
+    and spaces of any width are kept.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -138,21 +145,24 @@ def as_markdown(text: str) -> str:
 
 
 def redacted(text: str, *secrets: str) -> str:
-    """Remove from a text what looks like a key (also in base64 or quoted), the given secrets, and the values of
-    environment variables with names like a key's."""
+    """Remove keys from a text.
+
+    Removed are text that looks like a key (also encoded in base64 or escaped), the given secrets, and the values of
+    environment variables with secret-like names.
+    """
     for secret in secrets:
         text = without(text.replace(secret, REDACTED) if secret else text, secret)
     return _without_keys(text, forms_of_environment())
 
 
 def censored(value: T, *, shapes: bool = True) -> T:
-    """Remove keys from all texts of a JSON value or a record; an unchanged record is returned itself.
+    """Remove keys from all texts of a JSON value or a record. An unchanged record is returned as the same object.
 
     Args:
-        value: to clean.
-        shapes: remove what looks like a key, too, and not only the values of environment variables. A value behind a
-            name is removed only if it is long and mixed like a key: a code or password that the agent was told belongs
-            to its task, and replaying the call needs it.
+        value: JSON value or record.
+        shapes: also remove text that looks like a key, not only the values of environment variables. A value after a
+            secret-like name is removed only if it is long and has letters and digits. Short codes and passwords belong
+            to the agent's task, and replaying its calls needs them.
     """
     forms = forms_of_environment()
     if not shapes:
@@ -214,7 +224,7 @@ def _hides_key(run: str) -> bool:
 
 @cache
 def _detectors() -> re.Pattern[str]:
-    """Join the patterns of the detectors."""
+    """Return one pattern that joins the patterns of all `DETECTORS`."""
     patterns: list[re.Pattern[str]] = []
     for module, name in DETECTORS.items():  # importing takes a quarter of a second
         patterns += getattr(import_module(f"detect_secrets.plugins.{module}"), f"{name}Detector").denylist
@@ -224,7 +234,7 @@ def _detectors() -> re.Pattern[str]:
 
 
 def without(text: str, secret: str) -> str:
-    """Remove a secret from a text in all its spellings, unless it is shorter than `SHORTEST`."""
+    """Remove a secret from a text in all its encodings. Secrets shorter than `SHORTEST` are not removed."""
     if len(secret) >= SHORTEST:
         for form in _forms(secret):
             text = text.replace(form, REDACTED)
@@ -233,13 +243,15 @@ def without(text: str, secret: str) -> str:
 
 @lru_cache(256)
 def _forms(value: str) -> tuple[str, ...]:
-    """List a value and the forms in which it may be echoed: quoted for an address, JSON, a page or Markdown,
-    hexadecimal, and in base64, alone or amid other bytes."""
+    """Return a value and its encodings, longest first.
+
+    Encodings: URL, JSON, HTML, Markdown, hexadecimal, and base64 of the value alone or inside other bytes.
+    """
     content = value.encode(errors="surrogateescape")
     forms = [value, quote(content, safe=""), quote_plus(content), dumps(value)[1:-1], html.escape(value)]
     forms += [as_markdown(value), content.hex(), content.hex().upper()]
     for shift, first in ((0, 0), (1, 2), (2, 3)):
-        # Signs that depend on the bytes before and after are left out.
+        # Leave out the base64 characters that depend on the bytes before and after the value.
         last = -1 if (shift + len(content)) % 3 else None
         encoded = b64encode(bytes(shift) + content).decode().rstrip("=")[first:last]
         forms += [encoded, encoded.translate({43: "-", 47: "_"})]
@@ -247,7 +259,7 @@ def _forms(value: str) -> tuple[str, ...]:
 
 
 def _secrets_of_environment() -> list[str]:
-    """List the values of environment variables with names like a key's that name neither a file nor a variable."""
+    """Return the values of environment variables with secret-like names, unless they name a file or a variable."""
     values = [os.environ.get(name, "").strip() for name in os.environ if _is_secret_name(name)]
     return [value for value in values if _is_long(value) and value not in os.environ and not _is_path(value)]
 
@@ -258,7 +270,7 @@ def _is_secret_name(name: str) -> bool:
 
 
 def _is_long(value: str) -> bool:
-    """Shorter words and numbers may occur in any text."""
+    """Return whether a value is long enough to be removed. Short words and numbers occur in any text by chance."""
     return len(value) >= (SHORTEST if value.isalpha() or value.isdigit() else SHORTEST - 2)
 
 
@@ -271,20 +283,20 @@ def _is_path(value: str) -> bool:
 
 
 def forms_of_environment() -> tuple[str, ...]:
-    """List the values of environment variables with names like a key's, in all forms in which they may be echoed."""
+    """Return the values of environment variables with secret-like names, in all encodings (see `_forms`)."""
     return tuple(form for value in _secrets_of_environment() for form in _forms(value))
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
+    """Return a number with its noun in singular or plural: "1 file", "2 files"."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
 
 
 def without_secrets(text: str) -> str:
-    """Remove the values of environment variables with names like a key's from a text, in any of their forms.
+    """Remove the values of environment variables with secret-like names from a text, in all encodings.
 
-    This is the last boundary: all text that captrain writes or prints passes it, whatever asked for the value.
+    This is the last line of defence: all text that captrain writes or prints passes through here.
     """
     return _without_forms(text, forms_of_environment())
 
@@ -296,11 +308,12 @@ def _without_forms(text: str, forms: tuple[str, ...]) -> str:
 
 
 def json_without_secrets(text: str, forms: tuple[str, ...] | None = None) -> str:
-    """Remove these values from the strings of JSON, and escape control characters that stand in it as they are.
+    """Remove secrets of the environment from the strings in JSON text, and escape raw control characters.
 
     Args:
-        text: JSON.
-        forms: from `forms_of_environment`, for many texts: reading the environment takes longer than cleaning a line.
+        text: JSON text.
+        forms: result of `forms_of_environment`. Pass it if you clean many texts: reading the environment takes longer
+            than cleaning a line.
     """
     forms = forms_of_environment() if forms is None else forms
     if CONTROLS.search(text):
@@ -311,10 +324,10 @@ def json_without_secrets(text: str, forms: tuple[str, ...] | None = None) -> str
 
 
 def refuse_keys(overrides: Sequence[str]) -> None:
-    """Refuse settings (key=value) that hold what looks like a key.
+    """Check that no setting (key=value) holds text that looks like an API key.
 
     Raises:
-        UserError: one does; the message does not show the key.
+        UserError: a setting does. The message does not show the key.
     """
     for override in overrides:
         name, _, value = override.partition("=")
@@ -328,7 +341,7 @@ def refuse_keys(overrides: Sequence[str]) -> None:
 
 
 def refuse_keys_in(data: object, prefix: str = "") -> None:
-    """Refuse keys in all texts of a configuration, by the names of their settings."""
+    """Check all texts of a configuration with `refuse_keys`."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             refuse_keys_in(value, f"{prefix}.{name}" if prefix else str(name))

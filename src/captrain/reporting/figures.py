@@ -88,7 +88,7 @@ def draw(results: Path, out: Path, width: float = WIDTH) -> list[Path]:
     Args:
         results: folder with one folder for each stage.
         out: folder for the figures; it is created if needed.
-        width: of each figure in inches.
+        width: width of each figure in inches.
 
     Returns:
         The files written.

@@ -37,11 +37,11 @@ REMEDY = "make it again, or restore it"
 SETTINGS = 40
 """Number of settings that are listed; further ones are counted."""
 WORLD = ("benchmark.", "evaluation.", "seed")
-"""Prefixes of the settings that decide which tasks are played, and how often."""
+"""Prefixes of settings that decide which tasks are played and how often."""
 OTHER_TASKS = "the runs do not play the same tasks (benchmark, evaluation or seed differ): this alone can change a rate"
 RESAMPLES = 10_000
 SAME = 1e-6
-"""Rounding of a pass rate in a table."""
+"""Two pass rates closer than this are equal, because tables are rounded."""
 
 
 class Rate(NamedTuple):
@@ -57,9 +57,9 @@ class Rate(NamedTuple):
 class ComparedRun:
     """Results of a run.
 
-    settings: the configuration without the machine by dotted key, with the version of captrain if it is known.
-    capabilities: the selected ones with their gaps. rates: by method, in the order of the table. folder: of the run;
-    None for a commit.
+    settings: dotted key -> value of the configuration, without the section `machine`; also captrain's version if known.
+    capabilities: selected capability -> its gap. rates: method -> rate, in the order of the table. folder: folder of
+    the run; None for a commit.
     """
 
     name: str

@@ -40,7 +40,7 @@ from captrain.reporting.verdicts import DIFFERS, VERDICTS
 WIDTH = 7.0
 """Width of a figure in inches, if none is given."""
 NARROW = 6.0
-"""A narrower figure has its panels below each other and fewer words."""
+"""A figure narrower than this has its panels stacked vertically, and shorter texts."""
 DPI = 200
 SMALL, TEXT, TITLE = 7, 8, 9
 """Sizes of text in points; nothing is smaller."""
@@ -64,7 +64,7 @@ GREY = "0.4"
 PROJECT = "#0f766e"
 """Colour of the project's rows."""
 COLOURS = (PROJECT, "#0a5fa5", "#8e3a80", "#6b5900", "0.15", "#a63d00")
-"""Colours of lines that are no methods, in order."""
+"""Colours for lines that are not methods, in order."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 DIVERGING = "PuOr"
@@ -240,7 +240,7 @@ def compare(
         finding: title of the figure.
         rate: label of the axis of rates.
         note: below the figure.
-        width: of the figure in inches.
+        width: width of the figure in inches.
     """
     supervised = any(is_supervised(row.method) for rows in groups.values() for row in rows)
     note = " ".join(part for part in (SUPERVISED if supervised else "", HOLLOW, note) if part)

@@ -74,7 +74,7 @@ placebo: change by the adapters of the other capabilities, on failures that lack
 Intervals by bootstrap over tasks, not corrected for their number."""
 LEFT: Final = "left"
 NO_BOUND = "no bound here"
-"""Remark on an oracle below the row that it should bound."""
+"""Remark for an oracle whose rate is below a row that it should bound."""
 
 
 def table(folder: Path) -> Table:

@@ -40,7 +40,7 @@ COMPUTING = (
 )
 """Packages whose version can change a result or a figure."""
 MOST = 4
-"""Entries that one line lists; the rest is counted."""
+"""Most entries that one line lists. Further ones are counted."""
 Topic = Literal["code", "specification", "data", "edits", "results", "libraries", "not checked"]
 CLAUSES: dict[Topic, str] = {
     "code": "the code here is not that of the committed run",
@@ -50,7 +50,7 @@ CLAUSES: dict[Topic, str] = {
 }
 """What the verdict says if a topic has differences."""
 Differences = defaultdict[Topic, defaultdict[str, list[str]]]
-"""Differences by topic, each with the stages that have it."""
+"""Topic -> difference -> the stages that have this difference."""
 
 
 class Comparison(NamedTuple):
@@ -73,8 +73,8 @@ class Verification(NamedTuple):
 class _Pipeline(NamedTuple):
     """Inputs and outputs of all stages, and what `dvc status` reports.
 
-    inputs: paths. outputs: path -> whether git holds it; DVC's cache holds the others. altered: file of an output ->
-    its stage, where the bytes are not those that dvc.lock has the hash of. status: stage -> changes, each a message or
+    inputs: paths. outputs: path -> true if it is in git, false if it is in DVC's cache. altered: output file whose hash
+    differs from dvc.lock -> its stage. status: stage -> changes, each a message or
     `{"changed deps" | "changed outs": {path: state}}`.
     """
 
@@ -84,7 +84,7 @@ class _Pipeline(NamedTuple):
     status: dict[str, list[str | dict[str, dict[str, object]]]]
 
     def topic_of(self, path: str) -> Topic:
-        """Sort a file by its path; a folder of outputs is a result, too."""
+        """Return the topic that a path belongs to. A folder of outputs counts as a result."""
         if path == LOCK or _is_below(path, self.outputs) or any(_is_below(output, [path]) for output in self.outputs):
             return "results"
         if path.endswith(".py") or path.startswith(("src/", "stages/")) or path == "dvc.yaml":
@@ -169,9 +169,9 @@ def _read_pipeline(root: Path) -> _Pipeline:
 
 
 def _altered(out: "Output") -> list[str]:
-    """List the files of an output whose bytes differ from those of the run.
+    """List the files of an output whose content differs from dvc.lock.
 
-    `dvc status` compares sizes and times, and names folders only.
+    This is needed because `dvc status` compares only sizes and times, and names only folders.
     """
     from dvc_data.hashfile.tree import Tree
 
@@ -216,10 +216,10 @@ def _compare_with_lock(pipeline: _Pipeline) -> Differences:
 
 
 def _compare_with_commit(root: Path, pipeline: _Pipeline, commit: str, differences: Differences) -> list[str]:
-    """Add inputs that differ from git's HEAD or that git does not hold.
+    """Add to `differences` the inputs that differ from git's HEAD or are not committed.
 
     Returns:
-        Results that differ from it and are as their stage made them.
+        Results that differ from HEAD but were not edited after their stage wrote them.
     """
     in_git = {path for path, is_in_git in pipeline.outputs.items() if is_in_git}
     inputs = {path for path in pipeline.inputs if pipeline.topic_of(path) != "results"}
@@ -239,7 +239,7 @@ def _compare_with_commit(root: Path, pipeline: _Pipeline, commit: str, differenc
 
 
 def _compare_pass_rates(root: Path) -> tuple[str, list[str]]:
-    """Compare the pass rates here with the committed intervals: what follows, and rows that lie beyond."""
+    """Compare the current pass rates with the committed intervals. Return a verdict, and the rows outside them."""
     old, new = (
         _committed(root, TABLE),
         (root / TABLE).read_text(errors="replace", encoding="utf-8") if (root / TABLE).is_file() else "",
@@ -267,13 +267,13 @@ def _compare_pass_rates(root: Path) -> tuple[str, list[str]]:
 
 
 def _other_libraries(pins: str) -> list[str]:
-    """List the computing libraries, and Python, whose installed version is not the pinned one.
+    """List the libraries in `COMPUTING`, and Python, if the installed version differs from the pinned version.
 
     Args:
-        pins: `name==version` lines; a comment may say `Python 3.11`. A build tag (`+cpu`) counts only where it is
-            pinned.
+        pins: `name==version` lines. A comment may say `Python 3.11`. A build tag (`+cpu`) is compared only if the pin
+            has one.
     """
-    # Versions from pip's metadata: importing the libraries would take seconds.
+    # Read versions from pip's metadata, because importing the libraries would take seconds.
     installed = {package.metadata["Name"].lower().replace("_", "-"): package.version for package in distributions()}
     others = list[str]()
     python = re.search(r"^#.*\bPython (\d+\.\d+)", pins, re.MULTILINE)

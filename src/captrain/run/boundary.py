@@ -40,9 +40,9 @@ DISK_WORDS = {
     "No usable temporary directory": "no folder takes temporary files: the disk is full or read-only, or a file would "
     "be larger than a limit allows (ulimit -f)",
 }
-"""Messages of libraries, such as `tempfile` and SQLite, for disk errors without an error number."""
+"""Error messages of libraries, such as `tempfile` and SQLite, that mean a disk error but have no error number."""
 NO_PROCESS = ("can't start new thread", "Resource temporarily unavailable", "unable to fork", "Thread creation failed")
-"""Messages where the system starts no further process or thread."""
+"""Error messages which mean that the system cannot start another process or thread."""
 FREE = (
     "free space or lift the limit, and run again. Finished work is kept, and no partial file stays. You can delete "
     ".cache/ except answers and jobs (`make clean`), and old versions in DVC's cache (`dvc gc --workspace`)"
@@ -104,7 +104,7 @@ def ending(error: BaseException) -> tuple[int, str]:
 
 
 def _own_place(error: BaseException) -> str:
-    """Return the innermost line of the project's own code, if it called no code of captrain; else ""."""
+    """Return the innermost traceback line in the user's project, if the error happened there and not in captrain."""
     project = find_project(Path.cwd())
     if project is None or project.resolve() / "src/captrain" == PACKAGE:
         return ""
@@ -128,7 +128,7 @@ def _lacks_processes(error: BaseException) -> bool:
 
 
 def disk_fault(error: BaseException) -> str:
-    """Return the fault of the disk behind an error, however wrapped; "" if there is none."""
+    """Return the disk error that caused an error, even if it is wrapped; "" if there is none."""
     link: BaseException | None = error
     while link is not None:
         number = link.errno if isinstance(link, OSError) else None

@@ -26,7 +26,7 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, plain
 
 LONGEST = 300
-"""Most characters of the user's text in a message."""
+"""Most characters of the user's text that a message quotes."""
 REMEDY = "correct it in params.yaml (overrides) or in conf/"
 
 Built = TypeVar("Built")
@@ -96,7 +96,7 @@ def build(component: Component, kind: type[Built], /, **runtime: object) -> Buil
 
 
 def fulfils(value: object, kind: type[Built]) -> TypeGuard[Built]:
-    """Return whether a value is an instance of a class, or has all members of a protocol (types are not checked)."""
+    """Return whether a value is an instance of a class or has all members of a protocol. Types are not checked."""
     return not _lacking(value, kind) if Protocol in kind.__bases__ else isinstance(value, kind)
 
 
@@ -115,7 +115,7 @@ def nested(key: str, value: object) -> Component | None:
     """Return the component in a setting, or None for a plain value.
 
     Raises:
-        UserError: its `_target_` is no import path.
+        UserError: its `_target_` is not an import path.
     """
     if not isinstance(value, dict) or "_target_" not in value:
         return None

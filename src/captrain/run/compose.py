@@ -19,7 +19,7 @@ from captrain.run.components import REMEDY, alternatives, excerpt, nested, takes
 from captrain.run.shipped import conf_layers, searched_conf
 
 _HYDRA = threading.Lock()
-"""Hydra has one configuration folder per process, so only one thread composes at a time."""
+"""Lock for composing: Hydra has one configuration folder per process, so only one thread may compose at a time."""
 
 
 def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir: Path) -> JsonObject:
@@ -27,7 +27,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Args:
         experiment: one of conf/experiment/.
-        seed: of the run.
+        seed: seed of the run.
         overrides: see `captrain.run.compose_spec`.
         conf_dir: of the project; captrain's own conf/ is searched after it.
 
@@ -71,7 +71,7 @@ def compose_data(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
 
 def _parsed(override: str, groups: Mapping[str, set[str]]) -> tuple[str, str, str]:
-    """Split an override into its `+`, key and value, and check the option of a group."""
+    """Split an override into its leading `+`, key and value. If the key is a group, check that the option exists."""
     form = re.fullmatch(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", override.strip(), re.DOTALL)
     if form is None:
         raise UserError(
@@ -91,7 +91,7 @@ def _parsed(override: str, groups: Mapping[str, set[str]]) -> tuple[str, str, st
 
 
 def _require_sections(settings: Sequence[str], defaults: JsonObject) -> None:
-    """Check that each setting is in an existing section, begins a new one with `+`, or belongs to a component."""
+    """Check that each setting is in an existing section, starts a new section with `+`, or belongs to a component."""
     names = [*_dotted(defaults)]
     for text in settings:
         key = text.partition("=")[0]

@@ -32,20 +32,23 @@ LOGS = Path(".cache/logs")
 """Folder of the stages' logs, which hold warnings of libraries."""
 TIMES = Path(".cache/times")
 PLACE = "CAPTRAIN_PLACE"
-"""Environment variable: the place of a stage among those that `captrain run` runs, such as "7 of 27"; empty for a stage
-that the configuration turns off, which then prints nothing."""
+"""Environment variable with the position of a stage among the stages of `captrain run`, such as "7 of 27".
+
+Empty for a stage that the configuration turns off. Such a stage prints nothing.
+"""
 
 
 def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str = "") -> Callable[[], None]:
-    """Wrap a program's main: an error ends in one message and an exit status, see `captrain.run.boundary`.
+    """Wrap the main function of a program.
 
-    Modules of the current project, such as a user's own benchmark, become importable.
+    An error ends the program with one message and an exit status, see `captrain.run.boundary`. Modules of the current
+    project, such as a user's own benchmark, become importable.
 
     Args:
-        main: to wrap. It returns the text of its last line; None lists its outputs.
-        stage: it is a stage: store and print its time and, if the specification names no model, keep libraries
-            offline.
-        name: of the stage; "" for that of the file.
+        main: function to wrap. It returns the text of the program's last line. None: list the outputs instead.
+        stage: whether the program is a stage. Its time is then stored and printed. If the specification names no model,
+            libraries are kept offline.
+        name: name of the stage; "" for the name of the file.
     """
     name = name or Path(main.__code__.co_filename).stem
 
@@ -68,12 +71,12 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
                     main()
             except (Exception, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not cut off the message
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off the message
                 status, text = ending(error)
                 if text:
                     print(text, file=sys.stderr)
                 if isinstance(error, BrokenPipeError):
-                    # The reader is gone, so the interpreter must not flush the rest, either.
+                    # The reader of the pipe is gone, so the interpreter must not flush the remaining output.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(status) from None
 
@@ -144,8 +147,10 @@ class Time:
 
 @contextmanager
 def timed(stage: str, results: Path = Path("results"), folder: Path = TIMES) -> Iterator[Callable[[], float]]:
-    """Store the time of the block if it succeeds and writes results of the stage. Yields a function that returns the
-    seconds so far."""
+    """Measure the time of the block. Yields a function that returns the seconds so far.
+
+    The time is stored if the block succeeds and the stage has results.
+    """
     wall, cpu = time.perf_counter(), sum(os.times()[:4])
     yield lambda: time.perf_counter() - wall
     if outputs := _outputs_digest(results, stage):

@@ -1,4 +1,4 @@
-"""Exceptions that cross from one process to another in a file, as JSON: reading one runs no code."""
+"""Passes exceptions between processes in JSON files. JSON is used because reading it runs no code."""
 
 import traceback
 from pathlib import Path

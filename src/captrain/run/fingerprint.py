@@ -32,23 +32,28 @@ PROTOCOLS = {
     "routing": "routing/router.py",
     "training": "training/recipe.py",
 }
-"""Packages of components, each with the module that defines its protocol. Components are named by import path in the
-configuration. Code that reaches a protocol may run the components of its package that the configuration names; without
-a configuration the whole package counts."""
+"""Packages of components, each with the module that defines its protocol.
+
+The configuration names components by import path. Code that reaches a protocol may run any component of its package
+that the configuration names, so these components count. Without a configuration, the whole package counts.
+"""
 QUOTED = "benchmarks"
-"""A package that hashes the text of its components for their fingerprints, so comments and docstrings count there."""
+"""The package that hashes the text of its components for fingerprints. Comments and docstrings count there."""
 REGISTRIES = {"comparison/baselines": "comparison/baselines/registry.py"}
-"""Packages whose modules declare entries, each with the module that collects them. Code that imports a registry only
-reads the declarations: their constants and classes count, not the functions behind them."""
+"""Packages whose modules declare entries of a registry, each with the module that collects the entries.
+
+Code that imports a registry only reads the declarations. So their constants and classes count, but not the functions
+that they name.
+"""
 HARMLESS = {"cache", "contextmanager", "dataclass", "final", "lru_cache", "overload", "runtime_checkable"}
 """Decorators that register nothing. A definition with any other decorator counts even if nothing names it."""
 UNSENT = {"ABC", "Exception", "Generic", "Module", "NamedTuple", "Protocol", "TypedDict", "UserError"}
-"""Bases of classes that are never schemas."""
+"""Base classes whose subclasses are never sent to a language model as a schema."""
 WHOLE, TEXT, DECLARED = "the module", "the file", "the declarations"
-"""In place of a definition's name: all statements of a module, the bytes of a file, the entries of a registry."""
+"""Used instead of a definition's name: all statements of a module, the bytes of a file, the entries of a registry."""
 STRING = r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^\\"\n])*"|\'(?:\\.|[^\\\'\n])*\''
 UNCOUNTED = re.compile(rf"({STRING})|[ \t]*#[^\n]*|\n[ \t]*(?=\n|$)", re.DOTALL)
-"""A string, which counts, or a comment or blank line."""
+"""Matches strings (group 1), which count, and comments and blank lines, which do not."""
 
 Definition = tuple[Path, str]
 """A file of captrain and the name of a definition in it, or WHOLE, TEXT or DECLARED."""
@@ -148,7 +153,7 @@ def reached_code(starts: Iterable[Path], components: Collection[str] | None = No
 
 
 def _behind(path: Path, components: Collection[str] | None) -> list[Definition]:
-    """List the components of a protocol's package, or the declarations of a registry's."""
+    """Return what importing a module may run: the components of a protocol's package, or a registry's declarations."""
     definitions = list[Definition]()
     for package, protocol in PROTOCOLS.items():
         if path == PACKAGE / protocol:
@@ -160,7 +165,7 @@ def _behind(path: Path, components: Collection[str] | None) -> list[Definition]:
 
 
 def _components(package: str, components: Collection[str] | None) -> list[Definition]:
-    """List the modules of a package that configured components are in, or all its files."""
+    """Return the modules of a package with configured components. All its files if `components` is None."""
     if components is None:
         files = [path for path in files_below(PACKAGE / package) if path.suffix != ".pyi"]
     else:
@@ -171,7 +176,7 @@ def _components(package: str, components: Collection[str] | None) -> list[Defini
 
 
 def _module_files(module: str) -> list[Path]:
-    """List the file of a module of captrain, or all files of a package."""
+    """Return the file of a module of captrain, or all files of a package."""
     place = PACKAGE.joinpath(*module.split(".")[1:])
     if (file := place.with_suffix(".py")).exists() or not place.is_dir():
         return [file]
@@ -179,7 +184,7 @@ def _module_files(module: str) -> list[Path]:
 
 
 def _declarations(statements: Sequence[Statement]) -> list[Statement]:
-    """List the values of a module that calls make, and the constants and classes that they name."""
+    """Return a module's assignments of call results, and the constants and classes that these calls name."""
     values = {statement.binds: statement for statement in statements if statement.kind in ("class", "call", "other")}
     queue, found = [statement for statement in values.values() if statement.kind == "call"], list[Statement]()
     while queue:
@@ -221,13 +226,13 @@ def _statements(path: Path, source: bytes) -> tuple[Statement, ...]:
 
 
 def _may_be_schema(node: ast.ClassDef) -> bool:
-    """Tell whether a class may become a schema that a language model is sent. A schema contains the docstring."""
+    """Return whether a class may be sent to a language model as a schema. A schema contains the docstring."""
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
     return not {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in bases} <= UNSENT
 
 
 def _blank(lines: list[str], node: ast.stmt) -> None:
-    """Remove the lines of a statement that stands alone on them."""
+    """Blank out the lines of a statement, unless they hold other code too."""
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before = lines[first].encode()[: node.col_offset].strip()
     after = lines[last].encode()[node.end_col_offset :].strip()
@@ -306,7 +311,7 @@ def _reached(parts: Sequence[ast.AST], path: Path) -> Iterator[Definition]:
 
 
 def _imported_by(node: ast.Import | ast.ImportFrom, name: str) -> Iterator[Definition]:
-    """Yield the definition of captrain that an import brings; for a package, the one that it exports by the name."""
+    """Yield the definition of captrain that an import brings. For a package, this is the definition that it exports."""
     if isinstance(node, ast.Import):
         module, exported = name, WHOLE
     else:
@@ -342,7 +347,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def identity_of(value: object) -> object:
-    """Reduce a value to the JSON that decides a result.
+    """Reduce a value to JSON that contains everything that can change a result, and nothing else.
 
     A path becomes the digest of its content, a machine becomes None, an object with `identity()` its return value, and
     any other object its fields.

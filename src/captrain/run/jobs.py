@@ -26,7 +26,7 @@ ALIVE = {
 }
 """States of a job that may still finish."""
 LAUNCHERS = ("submitit ", "srun: ")
-"""Prefixes of lines in a job's log that its function did not print."""
+"""Prefixes of log lines that come from submitit or Slurm and not from the job's function."""
 COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
 
 

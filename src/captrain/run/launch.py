@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 WORKER = "CAPTRAIN_WORKER"
-"""Environment variable of workers: the number of their places (see `places`)."""
+"""Environment variable that is set in worker processes. Its value is the worker's number of places (see `places`)."""
 
 PR_SET_PDEATHSIG = 1
 POOLS = 3
-"""Most pools of workers. A worker that dies breaks its pool, and a new one takes the unfinished items."""
+"""Most pools of workers per run. If a worker dies, its pool breaks, and a new pool takes the unfinished items."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -106,14 +106,16 @@ def run(
 
 @cache
 def _import_library(name: str) -> None:
-    """Import a module that lasts as long as the process, so that the garbage collection which accelerate starts before
-    each training passes over its half a million objects."""
+    """Import a module, and exclude its half a million objects from garbage collection.
+
+    accelerate runs a garbage collection before each training, which would be slow otherwise.
+    """
     importlib.import_module(name)
     gc.freeze()
 
 
 def cores(machine: Machine) -> int:
-    """Return the number of worker processes available here: those of the machine, or 1 in a worker."""
+    """Return the number of worker processes that this process may use. It is 1 inside a worker."""
     if machine.launcher == "slurm":
         assert machine.slurm is not None
         return machine.slurm.cpus
@@ -121,16 +123,16 @@ def cores(machine: Machine) -> int:
 
 
 def places(machine: Machine) -> int:
-    """Return how many trainings' worth of GPUs this process has: several if there are fewer items than workers."""
+    """Return how many trainings' worth of GPUs this process has. Above 1 if there are fewer items than workers."""
     if machine.launcher == "slurm" or not machine.gpus:
         return 1
     return int(os.environ.get(WORKER, machine.places(1)))
 
 
 def room(machine: Machine) -> int:
-    """Return the bytes that one process may use beside its weights.
+    """Return the bytes that one process may use in addition to the model's weights.
 
-    This is half of the memory of the machine or of the control group, divided among all processes.
+    This is half of the memory of the machine or of its control group, divided among all worker processes.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     group = Path("/sys/fs/cgroup/memory.max")
@@ -146,7 +148,7 @@ def dispatched() -> bool:
 
 
 def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
-    """Make this process a worker with GPUs of its own."""
+    """Turn this process into a worker, and assign its share of the GPUs."""
     become_worker(parent)
     sys.stdout, sys.stderr = cleaned(sys.stdout), cleaned(sys.stderr)
     with counter.get_lock():
@@ -161,10 +163,10 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
 
 @cache
 def end_with_pipeline() -> None:
-    """End this process when the one that runs the pipeline ends. Further calls change nothing.
+    """Make this process end when the process that runs the pipeline ends. Further calls change nothing.
 
-    That is the nearest Python process above this one, if there is any. It need not be the parent: DVC starts a stage
-    through a shell, and some shells (dash) wait for the stage and outlive the pipeline.
+    The pipeline's process is the nearest Python process among the ancestors. It may not be the parent: DVC starts a
+    stage through a shell, and some shells (dash) wait for the stage and outlive the pipeline.
     """
     for process in psutil.Process().parents():
         with suppress(psutil.Error):
@@ -174,7 +176,7 @@ def end_with_pipeline() -> None:
 
 
 def _end_after(process: psutil.Process) -> None:
-    """Wait until a process ends, and end this one. A zombie has ended, though nobody has asked for its status."""
+    """Wait until a process ends, then end this process. A zombie has ended, even if its status was not collected."""
     with suppress(psutil.NoSuchProcess):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             Event().wait(0.2)
@@ -182,11 +184,11 @@ def _end_after(process: psutil.Process) -> None:
 
 
 def become_worker(parent: int) -> None:
-    """Make this process a worker: one thread, and an end when its parent ends or is interrupted."""
+    """Turn this process into a worker: it uses one thread, ignores Ctrl-C, and is killed when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)

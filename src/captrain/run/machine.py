@@ -18,7 +18,7 @@ class Installation(Section):
     """Installation of a benchmark with its own Python environment."""
 
     python: str
-    """Interpreter of that environment; "" if there is none."""
+    """Interpreter of the benchmark's environment; "" if there is none."""
     data: str = ""
     """Folder of the benchmark's data; "" if the benchmark finds them itself."""
     processes: Count = 1
@@ -29,7 +29,8 @@ class Installation(Section):
 class ModelAccess(Section):
     """Access of analysts and synthesizers to a language model, and its budget.
 
-    Prices are per million tokens. A budget is for one run of one stage; cached answers are free. null means no limit.
+    Prices are per million tokens. A budget applies to one run of one stage. Cached answers are free. null means no
+    limit.
     """
 
     endpoint: Variable = "OPENAI_BASE_URL"
@@ -38,7 +39,7 @@ class ModelAccess(Section):
     """Environment variable with the API key."""
     concurrency: Count = 16
     retries: Annotated[int, Field(ge=0)] = 6
-    """Retries of a question, with growing pauses."""
+    """Number of retries of a question, with growing pauses."""
     timeout: Rate = 600.0
     """Seconds for one request."""
     input_price: Annotated[float, Field(ge=0)] | None = None
@@ -46,7 +47,7 @@ class ModelAccess(Section):
     money: Rate | None = None
     """Budget in the currency of the prices."""
     tokens: Count | None = None
-    """Budget in tokens, prompt and completion."""
+    """Budget in tokens, counting prompts and completions."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node that the endpoint uses; 0 if it runs elsewhere."""
 
@@ -62,15 +63,15 @@ class Slurm(Section):
     cpus: Count = 1
     memory: Annotated[str, Field(pattern=r"^[1-9]\d*(MB|GB)$")] = "8GB"
     minutes: Annotated[int, Field(ge=5)] = 240
-    """Time limit. A job is warned 90 seconds before."""
+    """Time limit of a job in minutes. A job is warned 90 seconds before."""
     setup: list[str] = []
     """Shell lines before the work, such as `module load`."""
     options: dict[str, str | int | bool] = {}
     """Further options of sbatch, such as account or qos."""
     requeues: Annotated[int, Field(ge=0)] = 20
-    """Most requeues of a job after its time limit. Preempted jobs are always requeued."""
+    """How often a job is requeued after it reached its time limit. Preempted jobs are always requeued."""
     resubmissions: Annotated[int, Field(ge=0)] = 3
-    """Most resubmissions of an item whose job died, per run of a stage."""
+    """How often an item is submitted again after its job died, per run of a stage."""
 
 
 DECISIVE = {
@@ -117,8 +118,8 @@ class VLLM(Section):
     max_lora_rank: Count = 16
     """Largest rank of an adapter; conf/ sets the trainer's."""
     max_loras: Count = 1
-    """Adapters that act together. A composition has the sum of their ranks, and vLLM gets the least supported rank that
-    is enough. conf/ sets the number of capabilities."""
+    """Adapters that act together. Their ranks add up, and vLLM is started with the smallest rank that fits the sum.
+    conf/ sets this to the number of capabilities."""
     start_timeout: Rate = 900.0
     """Seconds until a server must be healthy."""
 
@@ -132,17 +133,15 @@ class VLLM(Section):
 
 
 class Accelerate(Section):
-    """Layout of the training of one adapter.
+    """How the training of one adapter is distributed.
 
-    It trains in the calling process, or in several processes of `accelerate launch` (see `captrain.training`). Adapters
-    differ between these settings in their last digits, as between CPU and GPU.
+    Training runs in the calling process, or in several processes of `accelerate launch` (see `captrain.training`).
+    Between these settings, trained adapters differ in their last digits, as they do between CPU and GPU.
     """
 
     processes: Count = 1
-    """Processes, on GPUs one per GPU. They share the groups of a step, or the demonstrations of an update.
-
-    If fewer than `machine.workers` trainings run, each gets the processes of several.
-    """
+    """Processes of one training; on GPUs, one per GPU. They share the groups of a step or the demonstrations of an
+    update. If fewer than `machine.workers` trainings run, each of them gets several times as many processes."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """Each process holds the whole model (ddp), or a shard of each layer (fsdp)."""
     precision: Literal["float64", "float32", "bfloat16"] = "float64"
@@ -154,7 +153,7 @@ class Accelerate(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     rows: Count | None = None
-    """Rollouts or demonstrations per pass of a process; null for all of a step."""
+    """Rollouts or demonstrations per forward pass of a process; null for all of a step."""
 
     @model_validator(mode="after")
     def _shared(self) -> "Accelerate":
@@ -169,12 +168,12 @@ class Accelerate(Section):
 class Machine(Section):
     """Machine that the work runs on.
 
-    - `launcher`: independent items of work run in processes of this machine, or as jobs of a Slurm cluster.
-    - `workers`: parallel items of work on this machine, such as trainings. With servers of policy vllm one item runs at
-      a time. 0: as many trainings as fit on `gpus`, or 1 if GPUs are not counted.
-    - `pretrained`: folder of the models of `base.pretrained`.
-    - `sandbox`: least confinement of untrusted code (see `captrain.environments.sandbox`).
-    - `report_to`: trackers of trainings (see `captrain.training.trackers`).
+    - `launcher`: run work in processes of this machine, or as jobs of a Slurm cluster.
+    - `workers`: number of work items, such as trainings, that run in parallel on this machine. With the servers of
+      policy vllm, one item runs at a time. 0: as many trainings as fit on `gpus`, or 1 if `gpus` is 0.
+    - `pretrained`: folder of the models for `base.pretrained`.
+    - `sandbox`: minimum confinement of untrusted code (see `captrain.environments.sandbox`).
+    - `report_to`: experiment trackers for trainings (see `captrain.training.trackers`).
     """
 
     launcher: Literal["local", "slurm"] = "local"
@@ -193,8 +192,7 @@ class Machine(Section):
     """GPUs of this node for training, servers and endpoint; 0 if they are not counted before a run."""
 
     def places(self, items: int) -> int:
-        """Return how many trainings' worth of GPUs one of so many items gets: several if there are fewer than
-        `workers`."""
+        """Return how many trainings' worth of GPUs each of `items` work items gets. Above 1 if items < `workers`."""
         return self.workers // min(self.workers, items) if self.gpus else 1
 
     @model_validator(mode="after")
@@ -220,5 +218,5 @@ class Machine(Section):
 
     @property
     def nodes(self) -> int:
-        """Nodes that share the processes of a training."""
+        """Number of nodes that share the processes of a training."""
         return self.slurm.nodes if self.launcher == "slurm" and self.slurm else 1

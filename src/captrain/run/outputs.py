@@ -1,9 +1,11 @@
-"""Output of commands into a user's folder, without overwriting the user's files.
+"""Writes a command's output into a user's folder, atomically and without overwriting the user's files.
 
-Files are written to a temporary folder beside the folder of the user. It gets hard links to the user's other files, and
-one exchange of names puts it in place: at any time the folder has all old files or all new ones. A list among them has
-the names and digests of captrain's files. A file that is not on the list, or was changed, belongs to the user; if it
-has the name of an output, nothing is put in place. The temporary folder is always removed.
+Output is written to a temporary folder beside the user's folder. The user's other files are hard-linked into it, and
+then the two folders exchange their names in one step. So the folder always has either all old files or all new ones.
+
+The file `.captrain-outputs.json` in the folder lists the names and digests of captrain's files. A file that is not
+listed, or was changed, belongs to the user. If an output would replace such a file, the command fails and the folder
+stays as it is. The temporary folder is always removed.
 """
 
 import ctypes
@@ -29,13 +31,13 @@ FOLDERS = (
 
 @contextmanager
 def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True) -> Iterator[Path]:
-    """Yield a temporary folder whose files get to `folder` together if the block succeeds.
+    """Yield a temporary folder. If the block succeeds, its files move to `folder` all at once.
 
     Args:
-        folder: of the user; created if missing.
-        names: of all files that the command may write, if known in advance, to fail before any work. Those that an
-            earlier run wrote, and this one does not, are removed.
-        whole: put the folder in place as a whole. Otherwise, and where it cannot be renamed, files move one by one.
+        folder: the user's folder. It is created if missing.
+        names: names of all files that the command may write, if known in advance. A conflict then fails before any
+            work is done. Files of these names from an earlier run are removed if this run does not write them.
+        whole: replace the folder as a whole. If false, or if the folder cannot be renamed, files are moved one by one.
 
     Raises:
         UserError: `folder` is a file, or a file that would be replaced is not captrain's.
@@ -71,13 +73,13 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
 
 
 def _can_be_replaced(folder: Path) -> bool:
-    """Whether a folder can be renamed without harm: a shell whose current folder it is would lose it."""
+    """Return whether a folder can be renamed. A current folder cannot, because the user's shell would lose it."""
     is_current = Path.cwd().is_relative_to(folder)
     return not is_current and not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _link_others(source: Path, target: Path, left: Collection[str]) -> None:
-    """Link the files of a folder, except those to leave, into another one that does not have them."""
+    """Hard-link the files of `source` into `target`, except those in `left` and those that `target` already has."""
 
     def link(path: str, copy: str) -> None:
         if not os.path.lexists(copy):
@@ -93,7 +95,7 @@ def _link_others(source: Path, target: Path, left: Collection[str]) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders in one step; in two where the system cannot, as outside of Linux."""
+    """Exchange the names of two folders: atomically on Linux, otherwise in several steps."""
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None or rename(here, os.fsencode(one), here, os.fsencode(other), exchange):
@@ -104,7 +106,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def require_folder(folder: Path) -> None:
-    """Check that a folder can take outputs, before any work.
+    """Check, before any work, that output can be written to a folder.
 
     Raises:
         UserError: the folder or a parent is a file, or is not writable.
@@ -124,7 +126,7 @@ def require_apart(folder: Path) -> None:
     """Check that a folder for outputs is outside the project's own folders.
 
     Raises:
-        UserError: it is in one of `FOLDERS`.
+        UserError: the folder is in one of `FOLDERS`.
     """
     # Check the path itself, and where its links point.
     for place in (Path(os.path.abspath(folder)), folder.resolve()):
@@ -137,7 +139,11 @@ def require_apart(folder: Path) -> None:
 
 
 def _written_before(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Read the digests of captrain's files in a folder; fail if another file has one of these names."""
+    """Return name -> digest of captrain's files in a folder.
+
+    Raises:
+        UserError: a file with one of these names is not captrain's.
+    """
     listing = folder / LISTING
     remedy = "remove it, and what captrain wrote beside it"
     digests = read_json(listing, dict[str, str], remedy) if listing.exists() else {}

@@ -41,10 +41,10 @@ class GateSettings(GrpoSettings):
     decide: Literal["prompt", "turn", "token"]
     activation: Literal["softmax", "sigmoid"]
     start: Annotated[int, Field(ge=0)]
-    """Gates are first fitted to the prompts of this many training tasks of each environment. With 0 they start at zero,
-    which opens all alike."""
+    """Gates are first fitted to the prompts of this many training tasks of each environment. With 0 they are not
+    fitted, and weigh all adapters alike."""
     controls: bool
-    """Also act with equal, with random and with partly trained gates."""
+    """Also evaluate equal, random and partly trained gates."""
 
     def differences(self) -> JsonObject:
         """See `GrpoSettings.differences`."""
@@ -55,7 +55,7 @@ class MixtureSettings(GateSettings):
     """Gates over TRACE's adapters."""
 
     share: Annotated[float, Field(gt=0, lt=1)]
-    """Share of the rollouts of training that the gates get; the adapters get the rest."""
+    """Share of the training rollouts that the gates get. The adapters get the rest."""
 
 
 class RejectionSftSettings(Switch):
@@ -63,7 +63,7 @@ class RejectionSftSettings(Switch):
 
     rounds: Count
     rows: Count
-    """Approximate number of rows that a fine-tuning sees; decides the epochs."""
+    """Approximate number of rows that one fine-tuning trains on, counting repetitions. It decides the epochs."""
     learning_rate: Rate
 
 
@@ -78,7 +78,7 @@ class GepaSettings(Switch):
     validation: Count
     """Training tasks set aside to choose among prompts."""
     prompts: Count | None = None
-    """Most accepted prompts beside the base's; null for no limit but the budget."""
+    """Most accepted prompts, not counting the base's. null: limited only by the budget."""
 
 
 class AdpSettings(Switch):
@@ -126,8 +126,8 @@ class FaultSettings(Section):
 class RoundSettings(Section):
     """Diagnoses of the trained agent.
 
-    There are at most `count`, which share `tasks` of the discovery split evenly. `condition` decides whether a further
-    one follows always, or only if the last one left a candidate undecided.
+    There are at most `count` diagnoses, which share `tasks` tasks of the discovery split evenly. `condition` decides
+    whether a further diagnosis always follows, or only if the last one left a candidate undecided.
     """
 
     count: Annotated[int, Field(ge=0)]
@@ -135,7 +135,7 @@ class RoundSettings(Section):
     condition: Literal["always", "undecided"]
 
     def tasks_before(self, number: int) -> int:
-        """Return the number of tasks before round `number`, from 1 on."""
+        """Return the number of tasks used before round `number`. Rounds are numbered from 1."""
         return self.tasks * (number - 1) // self.count
 
 
@@ -151,7 +151,7 @@ class SolutionsSettings(Switch):
     learning_rate: Rate
     source: SolutionSource
     rollouts: Count
-    """Rollouts in all environments if the source is the agent's own passed rollouts."""
+    """Rollouts in all environments together, if the source is the agent's own passed rollouts."""
     faults: FaultSettings
     rounds: RoundSettings
 

@@ -32,7 +32,7 @@ def shipped(name: str) -> Path:
 
 
 def find_project(folder: Path) -> Path | None:
-    """Return the nearest folder upwards with a dvc.yaml, or None."""
+    """Return the nearest parent folder (or the folder itself) that has a dvc.yaml. None if there is none."""
     return next((place for place in (folder, *folder.parents) if (place / PROJECT_FILE).exists()), None)
 
 
@@ -40,7 +40,7 @@ def read_stages(path: Path, remedy: str) -> dict[str, JsonObject]:
     """Read the stages of a dvc.yaml by DVC's names; a stage with `foreach` becomes several, such as row@NAME.
 
     Args:
-        path: of the dvc.yaml.
+        path: path of the dvc.yaml.
         remedy: for the message if the file is missing or damaged.
 
     Raises:
@@ -64,7 +64,7 @@ def expand_stages(pipeline: JsonObject) -> dict[str, JsonObject]:
 
 
 def row_of(stage: str) -> str:
-    """Return the short name of a stage: grpo_target for row@grpo_target; other names stay."""
+    """Return the short name of a stage: grpo_target for row@grpo_target. Other names are returned unchanged."""
     return stage.removeprefix("row@")
 
 

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 GRACE = 5.0
 """Seconds to wait for the result of a finished job on a slow file system."""
 ENDING = threading.Event()
-"""Set in a job that Slurm is ending. Slurm ends the steps of a job in any order, so exceptions around that moment say
-nothing about the work."""
+"""Set in a job that Slurm is ending. Slurm ends the steps of a job in any order, so exceptions around that time are not
+failures of the work."""
 NOTICE = 2.0
-"""Seconds until all steps of a job know that it ends."""
+"""Seconds until all steps of a job have received the signal that the job ends."""
 THREADS = "export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 
@@ -74,7 +74,7 @@ def _told_of_the_end(requeues: int) -> Iterator[None]:
             if callable(handler := previous[number]):
                 handler(number, frame)
         except UncompletedJobError:
-            # SystemExit, because the interrupted function may catch any other exception.
+            # Use SystemExit, because the interrupted function may catch any other exception.
             raise SystemExit(f"not queued again: {requeues} times are the limit (machine.slurm.requeues)") from None
 
     for number in previous:
@@ -109,7 +109,7 @@ class Work:
                 print(account, flush=True)
                 if not ENDING.wait(NOTICE):
                     Failure.of(error).write(self.folder / f"{self.key}.failure")
-                # submitit would record another exception. With SystemExit Slurm sees a failed job.
+                # submitit would record any other exception. With SystemExit, Slurm marks the job as failed.
                 raise SystemExit(1) from None
             kind = _type_of(self.function)
             text = json_without_secrets(kind.dump_json(result).decode())
@@ -117,7 +117,7 @@ class Work:
             publish_bytes(JOBS / "results" / f"{self.key}.jsonl", lines, flush=True)
 
     def checkpoint(self) -> "DelayedSubmission":
-        """Return the same work, to run again in the same job."""
+        """Return this work, so that the requeued job runs it again."""
         from submitit.helpers import DelayedSubmission
 
         ENDING.set()
@@ -128,9 +128,9 @@ class Dispatch:
     """Applies a module-level function to every item, each in its own job.
 
     Args:
-        function: importable, with picklable arguments, and with the type of its result, which is stored as JSON; a
-            second call resumes the first.
-        items: independent of each other: dataclasses, models or paths.
+        function: importable function with picklable arguments. It declares the type of its result, which is stored as
+            JSON. A second call must resume the first.
+        items: independent items: dataclasses, models or paths.
         slurm: resources of a job.
         label: name of the progress bar and of the jobs.
 
@@ -186,11 +186,11 @@ class Dispatch:
         return [key for key in pending if key not in self.results and key not in self.failures]
 
     def _look(self, pending: Sequence[str]) -> str:
-        """Ask Slurm for the states of running jobs and drop dead ones; return the text of the progress bar."""
+        """Ask Slurm for the states of running jobs, and drop dead jobs. Return the text of the progress bar."""
         try:
             by_job = states([self.out[key].job for key in pending])
         except InfrastructureError as error:
-            # The controller may be restarting. Jobs go on, and their results are files.
+            # The controller may be restarting. The jobs continue, and their results arrive as files.
             return f"Slurm does not answer: {error}"
         for key in pending:
             attempt = self.out[key]
@@ -217,7 +217,7 @@ class Dispatch:
         return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
     def _send(self) -> None:
-        """Attach to existing jobs of the unsent items, and submit the others."""
+        """Attach to existing jobs of items that were not submitted here, and submit the other items."""
         with exclusive(JOBS / "lock"):
             unsent = [key for key in self._collect() if key not in self.out]
             last: dict[str, JobAttempt] = {}
@@ -284,8 +284,10 @@ class Dispatch:
 
 
 def stored_result(function: Callable[..., object], key: str) -> tuple[object] | None:
-    """Return the result of a function for an item in a tuple; None without a result, if it is damaged, or if files
-    named in it have changed."""
+    """Return the stored result of a function for an item, inside a tuple.
+
+    None if there is no result, it is damaged, or a file named in it has changed.
+    """
     path = JOBS / "results" / f"{key}.jsonl"
     if not path.exists():
         return None

@@ -38,7 +38,7 @@ from captrain.run.rows import CONTINUED, BaselineSettings, GrpoSettings, Switch,
 
 
 class TrainerSettings(Component):
-    """A trainer. The rollout budget depends on the size of its updates."""
+    """A trainer. One update uses `group_size` x `groups_per_step` rollouts."""
 
     group_size: Annotated[int, Field(ge=2)]
     groups_per_step: Count
@@ -47,10 +47,10 @@ class TrainerSettings(Component):
 class BaseModelSettings(Section):
     """The base model.
 
-    It is a tiny model trained from scratch by default. `pretrained`, name@digest of a folder below
-    `machine.pretrained`, gives initial weights. `model`, name or name@revision, is served elsewhere and not trained.
-    `demonstrations` is a component with those of a user's own benchmark. `products` is the type of matrix products
-    while a pretrained model is trained; everything else is float32.
+    By default a tiny model is trained from scratch. `pretrained` starts from a folder in `machine.pretrained`, given as
+    name@digest. `model` uses a hub model without training, given as name or name@revision. `demonstrations` is a
+    component that returns demonstrations of your own benchmark. `products` is the type of matrix products while a
+    pretrained model is trained. Everything else is float32.
     """
 
     model: Annotated[str, Field(pattern=r"^[^@\s]+(@[^@\s]+)?$")] | None = None
@@ -82,15 +82,17 @@ class LabelSettings(Section):
 
 
 Ranking = Literal["product", "gap", "mean_gap", "coverage"]
-"""Order of the selected candidates, largest first: pooled coverage x gap, pooled gap, mean gap over runs, pooled
-coverage."""
+"""Number by which selected candidates are sorted, largest first.
+
+product: pooled coverage x pooled gap. gap: pooled gap. mean_gap: mean gap over runs. coverage: pooled coverage.
+"""
 
 
 class SelectionSettings(Section):
-    """Thresholds that select a candidate capability, and the order of the selected ones.
+    """Thresholds for selecting candidate capabilities, and the order of the selected ones.
 
-    `proof` also selects a candidate if replay proves that a share of failures, by its lower bound, needs its repair.
-    null uses the contrast alone, as in the paper.
+    `proof` also selects a candidate if replay proves that at least this share of failures needs its repair (lower
+    bound). null selects only by contrast, as in the paper.
     """
 
     delta: Share
@@ -104,7 +106,7 @@ class SelectionSettings(Section):
 
 
 class CapabilitySettings(Section):
-    """Most selected capabilities."""
+    """The largest number of capabilities to select."""
 
     count: Count
 
@@ -112,8 +114,8 @@ class CapabilitySettings(Section):
 class EnvironmentSettings(Section):
     """Synthesized environments and the bounds of their passport.
 
-    `temperature` is that of the policy in calibration and training; null keeps the policy's own. Groups sampled at 0
-    are constant and teach nothing.
+    `temperature` is the sampling temperature in calibration and training. null keeps the policy's own temperature. At 0
+    all rollouts of a group are equal and teach nothing.
     """
 
     seeds: Count
@@ -131,7 +133,7 @@ class EnvironmentSettings(Section):
     transfer: Share
     temperature: Annotated[float, Field(gt=0)] | None = None
     seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Most seconds for the examination of an untrusted file."""
+    """Time limit in seconds for the examination of an untrusted file."""
 
 
 class AdapterSettings(Section):
@@ -141,9 +143,9 @@ class AdapterSettings(Section):
 
 
 class PairSettings(Section):
-    """Number of environments that need two capabilities at once: those that failed rollouts most often lack together.
+    """Number of environments that need two capabilities at once.
 
-    They cost no rollouts.
+    The pairs are those that failed rollouts most often lack together. These environments cost no rollouts.
     """
 
     count: Annotated[int, Field(ge=0)]
@@ -162,17 +164,17 @@ class MergingSettings(Section):
 
 
 class CurveSettings(Section):
-    """Number of checkpoints of a training to evaluate, including the end; 0 evaluates only the end."""
+    """Number of checkpoints of a training to evaluate, including the end. 0 evaluates only the end."""
 
     points: Annotated[int, Field(ge=0)]
 
 
 class EvaluationSettings(Section):
-    """The comparison on the test split, or as in the paper on all splits.
+    """The comparison on the test split or, as in the paper, on all splits.
 
-    With all splits, every row of the table says that tasks are not held out. `alternatives` adds rows of routers beside
-    `router`, and bounds; for them every adapter plays every task. Without them an adapter of one capability plays only
-    tasks routed to it.
+    With all splits, every row of the table says that not all tasks are held out. `alternatives` adds rows for other
+    routers and for bounds, for which every adapter plays every task. Without `alternatives`, an adapter of one
+    capability plays only the tasks routed to it.
     """
 
     tasks: Count
@@ -308,7 +310,7 @@ def compose_spec(experiment: str, seed: int, overrides: Sequence[str], conf_dir:
 
     Args:
         experiment: one of conf/experiment/.
-        seed: of the run.
+        seed: seed of the run.
         overrides: key=value lines. A key is a setting (selection.delta=0.1), also an unlisted one of a component, or a
             group (router=classifier). A leading `+` adds a new section (+machine.benchmarks.new.python=PATH).
         conf_dir: of the project.

@@ -1,4 +1,4 @@
-"""Output without keys of the environment: what a process prints, and what its child processes print into a log."""
+"""Removes keys of the environment from the output of this process and from the logs of its child processes."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def clean(text: str) -> str:
 
 
 def copy_clean(lines: Iterable[bytes], log: Path) -> None:
-    """Append the output of a child process to a log, cleaned and line by line. A full disk does not stop the child."""
+    """Append the output of a child process to a log, cleaned line by line. A full disk does not stop the child."""
     for line in lines:
         with suppress(OSError), log.open("a", encoding="utf-8") as file:
             file.write(clean(line.decode(errors="replace")))

@@ -26,12 +26,12 @@ from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
 from captrain.serving.sampling import Sampler, Sampling
 
 LONGEST_TOKEN = 64
-"""Most characters of a token, on the average of a dialogue; a longer dialogue is refused before it is tokenized."""
+"""Assumed characters per token, on average. Longer dialogues are refused before they are tokenized."""
 
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """An adapter: the folder that it is loaded from, the digest of its content, and the folder that was named."""
+    """A served adapter: the folder it is loaded from, the digest of its content, and the folder the user named."""
 
     folder: Path
     content: str
@@ -42,11 +42,11 @@ class ChatServer:
     """OpenAI-compatible endpoint over one policy in this process.
 
     Args:
-        policy: the model; its temperature and limits are the defaults of requests.
-        name: of the model without adapter.
-        adapters: folders of adapters by name.
-        root: where the model is from; "": its name.
-        folders: adapters loaded later must lie below one of these; None: anywhere.
+        policy: the model. Its temperature and limits are the defaults for requests.
+        name: name of the model without an adapter.
+        adapters: name -> folder of an adapter.
+        root: source of the model, as `/v1/models` reports it; "" reports `name`.
+        folders: requests may load adapters only from below these folders; None: from anywhere.
 
     Raises:
         UserError: an adapter is missing or damaged.
@@ -69,7 +69,7 @@ class ChatServer:
         self.sampler = Sampler(policy)
 
     def close(self) -> None:
-        """Finish what is still waited for, and remove the copies of adapters."""
+        """Finish the waiting requests, and remove the copies of adapters."""
         self.sampler.close()
         self._copies.cleanup()
 
@@ -77,7 +77,7 @@ class ChatServer:
         """Serve an adapter that a request names, from a copy.
 
         Raises:
-            HTTPException: it lies outside the folders that requests may load from.
+            HTTPException: the folder is outside the folders that requests may load from.
             UserError: as `load`.
         """
         if self.folders is None:
@@ -96,10 +96,10 @@ class ChatServer:
                 shutil.rmtree(copy.parent)
 
     def unload(self, name: str) -> None:
-        """Serve an adapter no longer.
+        """Stop serving an adapter.
 
         Raises:
-            HTTPException: there is none of this name.
+            HTTPException: there is no adapter of this name.
         """
         if (adapter := self.adapters.pop(name, None)) is None:
             raise HTTPException(404, f"there is no adapter {name}")
@@ -165,7 +165,7 @@ class ChatServer:
         return {**answer, "prompt_token_ids": prompt} if request.return_token_ids else answer
 
     def folder_of(self, model: str) -> str:
-        """The folder of a model's adapter, "" for the base; raises as `complete` does."""
+        """Return the folder of a model's adapter, "" for the base. Raises as `complete`."""
         if model == self.name:
             return ""
         if model not in self.adapters:
@@ -173,8 +173,10 @@ class ChatServer:
         return str(self.adapters[model].folder)
 
     def prompt(self, messages: Sequence[RequestMessage], tools: list[JsonObject]) -> list[int]:
-        """Render a dialogue to the tokens that the model reads; raises as `complete` does. Slow: call it outside the
-        event loop."""
+        """Render a dialogue to the token ids that the model reads. Raises as `complete`.
+
+        This is slow: call it outside the event loop.
+        """
         room = LONGEST_TOKEN * self.policy.max_length
         try:
             dialogue = [message.message() for message in messages]

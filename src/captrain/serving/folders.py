@@ -1,7 +1,7 @@
-"""Adapters that requests name: copied from the folders of `--adapters-from`, and used from the copy.
+"""Copies adapters that requests name out of the folders of `--adapters-from`. Only the copy is checked and loaded.
 
-Anybody who may write into such a folder can put a link in the place of a file or folder at any moment. So each file is
-opened once, from its root downwards and without following links, and the copy is what is checked and loaded.
+Anybody with write access to such a folder could replace a file or folder by a link at any moment. So each file is
+opened only once, from the root folder downwards, without following links.
 """
 
 import os
@@ -24,12 +24,12 @@ def copy_adapter_below(roots: Sequence[Path], folder: Path, target: Path) -> Non
     """Copy the files of an adapter.
 
     Args:
-        roots: the adapter's files must lie below one of these.
-        folder: of the adapter.
-        target: an empty folder.
+        roots: allowed root folders. The adapter's files must be below one of them.
+        folder: folder of the adapter.
+        target: an empty folder for the copy.
 
     Raises:
-        HTTPException: a file lies elsewhere.
+        HTTPException: a file is outside the root folders.
         UserError: a file is missing, or is no regular file.
     """
     _root_of(roots, folder)
@@ -44,7 +44,7 @@ def copy_adapter_below(roots: Sequence[Path], folder: Path, target: Path) -> Non
 
 
 def _root_of(roots: Sequence[Path], path: Path) -> tuple[Path, Path]:
-    """Return the root that a path lies below, and the path without links; raises as `copy_adapter_below`."""
+    """Return the root folder that contains a path, and the path with links resolved. Raises as `copy_adapter_below`."""
     try:
         place = path.resolve()
     except OSError as error:

@@ -1,9 +1,12 @@
-"""Checks before anything reads a request: the client may ask, for this server, and sends a complete small request in
-time. Work for a request ends when its client is gone.
+"""Protection of the HTTP servers: checks that run before the application reads a request.
 
-Every page in a browser on this machine can reach a server on a loopback address, so the server checks the name that it
-is asked for by. On any other address it requires a token. A body is read completely before it is parsed, with a limit
-on size and time; so are the lines before it. A slow sender keeps nothing open.
+- Host: any web page in a browser on this machine can reach a loopback address, so the server checks the host name in
+  the request.
+- Token: on any other address the client must send a token.
+- Size and time: headers and body must arrive completely within limits before they are parsed, so a slow sender cannot
+  hold a connection.
+
+The work for a request is cancelled when its client disconnects.
 """
 
 import asyncio
@@ -32,25 +35,27 @@ from captrain.errors import UserError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)
-STOPPING = "this server is stopping: ask again"
 """Paths that need no token."""
+STOPPING = "this server is stopping: ask again"
 START = b"HTTP/1.1 "
-"""How each answer starts. If a client has closed its side, these bytes are sent ahead to learn whether it is gone."""
+"""First bytes of every response. They are sent early, one by one, to test whether a half-closed client is gone."""
 PROBE = 0.1
-"""Seconds until the first of them; each later pause is twice as long."""
+"""Seconds until the first of these bytes is sent. Each later pause is twice as long."""
 ROOM = 1 << 18
-"""Most bytes of further requests on a connection while one is answered."""
+"""Most bytes of pipelined requests that a connection may send while one request is being answered."""
 HOST = re.compile(r"\[?([^:]*|[\w:.%]+)\]?(:\d*)?")
-"""A Host header, or an Origin without its scheme: a name or an address, and a port. Everything before the port is
-the name, even where a URL parser would differ."""
+"""A Host header, or an Origin without its scheme: a name or an address, and a port.
+
+Everything before the port counts as the name, even where a URL parser would split it differently.
+"""
 
 
 @dataclass(frozen=True)
 class Protection:
-    """Limits of requests.
+    """Limits for requests.
 
-    token: required of them; "" for none. hosts: names that the server may be asked for by, and of pages that may ask;
-    empty for any. most: bytes of a body. seconds: until a request must be complete.
+    token: token that a request must carry; "" for none. hosts: allowed host names, in the Host header and as origins of
+    web pages; empty allows all. most: largest body in bytes. seconds: time in which a request must arrive completely.
     """
 
     token: str = ""
@@ -61,26 +66,26 @@ class Protection:
 
 @dataclass
 class Client:
-    """Who asks: an address, and whether the client has closed its side and may be gone."""
+    """The client of a request: its address, and whether it has closed its side of the connection and may be gone."""
 
     address: str = ""
     leaving: bool = False
 
 
 asking: ContextVar[Client] = ContextVar("asking")
-"""The client of the request that is answered."""
+"""The client of the request that is being answered."""
 
 
 def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()) -> Protection:
-    """The protection of a server on an address.
+    """Return the protection of a server that listens on an address.
 
     Args:
         host: address to listen on.
         token_variable: environment variable with the token; "" for none.
-        names: further names that the server may be asked for by.
+        names: further host names that requests may use for this server.
 
     Raises:
-        UserError: the variable is not set, or other machines could ask without a token.
+        UserError: the variable is not set, or other machines could send requests without a token.
     """
     token = os.environ.get(token_variable, "") if token_variable else ""
     if token_variable and not token:
@@ -96,7 +101,7 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address in a host; None for a name."""
+    """Return the IP address in a host; None if the host is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -110,8 +115,7 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 
 def new_application(closing: Callable[[], Awaitable[object]]) -> FastAPI:
-    """Build an HTTP application without paths that answers errors in OpenAI's format and awaits `closing` at its
-    end."""
+    """Build an HTTP application without routes. It reports errors in OpenAI's format, and awaits `closing` on exit."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -134,10 +138,10 @@ def new_application(closing: Callable[[], Awaitable[object]]) -> FastAPI:
 
 
 class _Turns:
-    """Lets bodies be parsed one at a time, small ones first.
+    """Queue that lets one request body be parsed at a time, small bodies first.
 
-    Parsing a large body takes a tenth of a second, in which the server does nothing else. Between two bodies it sees
-    new requests, and clients that are gone.
+    Parsing a large body blocks the server for a tenth of a second. Between two bodies, the server can accept new
+    requests and notice clients that are gone.
     """
 
     def __init__(self) -> None:
@@ -145,7 +149,7 @@ class _Turns:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def take(self, size: int) -> None:
-        """Wait for a turn. It lasts until the caller waits for something else."""
+        """Wait for a turn. The turn ends when the caller awaits something else."""
         loop = asyncio.get_running_loop()
         if self._taken:
             turn = loop.create_future()
@@ -169,7 +173,7 @@ class _Turns:
 
 
 class Protected:
-    """An application behind its protection."""
+    """An HTTP application that checks each request (see `Protection`) before it is handled."""
 
     def __init__(self, app: ASGIApp, protection: Protection) -> None:
         self._app, self._protection, self._turns = app, protection, _Turns()
@@ -205,14 +209,17 @@ class Protected:
         await _while_waited_for(answer, scope, replay, receive, send)
 
     def _require_allowed(self, headers: Mapping[bytes, bytes], path: str) -> None:
-        """Raise HTTPException for a request to another server, from a foreign page, without the token, with a body of
-        two lengths, or of too great a length."""
+        """Raise HTTPException if a request is not allowed.
+
+        Refused are requests with another host name, from a foreign web page, without the token, with a body of two
+        different lengths, or with too large a body.
+        """
         header, origin = (headers.get(name, b"").decode("latin-1").strip().lower() for name in (b"host", b"origin"))
         host, page = (
             parts[1] if (parts := HOST.fullmatch(text)) else "" for text in (header, origin.partition("://")[2])
         )
         token, hosts = self._protection.token, self._protection.hosts
-        # A foreign page can make a name lead here; with a token an address cannot be abused.
+        # A foreign page can make a host name resolve to this server (DNS rebinding). With a token, IPs are safe.
         if hosts and host not in hosts and not (token and _address(host)):
             raise HTTPException(421, f"this server is not {header[:100]}: name it by --allowed-host")
         # A browser sends a page's plain POST to any server, with the page's origin.
@@ -246,7 +253,7 @@ class Protected:
 
 
 async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive: Receive, send: Send) -> None:
-    """Answer a request until its client is gone, or with 503 if this server stops."""
+    """Answer a request. Cancel the work if the client disconnects, and answer 503 if this server stops."""
     begun = finished = False
 
     async def sending(message: Message) -> None:
@@ -273,7 +280,7 @@ async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive
 
 
 class _Ahead:
-    """A transport on which the start of an answer may have been sent ahead."""
+    """A transport that can send the first bytes of a response early, and then leaves them out of the response."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._sent = transport, 0
@@ -287,7 +294,7 @@ class _Ahead:
         self._sent = 0
 
     def send_ahead(self) -> bool:
-        """Send the next byte of an answer's start; return whether more are left."""
+        """Send the next byte of `START`. Return whether more bytes of it are left."""
         self._transport.write(START[self._sent : self._sent + 1])
         self._sent += 1
         return self._sent < len(START)
@@ -296,13 +303,13 @@ class _Ahead:
 class PunctualProtocol(H11Protocol):
     """A connection with deadlines for its client.
 
-    The lines before a body must arrive within uvicorn's keep-alive time. While an answer is sent, the client must take
-    some of it in each such time. If all places are taken, a new connection replaces the one that has waited longest for
-    the rest of its request.
+    The headers of a request must arrive within uvicorn's keep-alive timeout. While a response is sent, the client must
+    read some of it within each such timeout. If all connections are in use, a new one replaces the connection that has
+    waited longest for the rest of its request.
 
-    A client that closes its side after its request may wait for the answer, or be gone: both look alike until something
-    is written. So the first bytes of the answer are sent ahead, one after another. The system of a client that is gone
-    refuses them, and the next one fails.
+    A client that closes its side after its request may be waiting for the response or may be gone. The server can only
+    tell by writing. So it sends the first bytes of the response early, one after another. If the client is gone, its
+    system rejects a byte, and writing the next one fails.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -331,7 +338,7 @@ class PunctualProtocol(H11Protocol):
         super().data_received(data)
         self._unset_keepalive_if_required()
         if self._answering:
-            # Read on, or the end of the connection would stay unread behind further requests.
+            # Keep reading, or pipelined requests would hide the end of the connection.
             if len(self.conn.trailing_data[0]) > ROOM:
                 self.transport.abort()
             self.flow.resume_reading()
@@ -349,7 +356,7 @@ class PunctualProtocol(H11Protocol):
         return self._answering
 
     def _probe(self, pause: float) -> None:
-        """Send a byte ahead; a client that has taken two of them is still there."""
+        """Send one byte of the response early. A client that has accepted two of them is still there."""
         if self._answering and not self.cycle.response_started and not self.transport.is_closing():
             self._asker.leaving = pause == PROBE
             if self._ahead.send_ahead():
@@ -375,20 +382,23 @@ class PunctualProtocol(H11Protocol):
         self._unset_keepalive_if_required()
 
     def _unset_keepalive_if_required(self) -> None:
-        """See `H11Protocol`: only a complete request ends the wait for it, and none ends the wait for a reader."""
+        """See `H11Protocol`. Stops the deadline only if the request is complete and the client reads the response."""
         if self.cycle and not (self.cycle.response_complete or self.cycle.more_body or self.flow.write_paused):
             super()._unset_keepalive_if_required()
 
     def _wait(self) -> None:
-        """Start the deadline: the client must send, or read what is left."""
+        """Start the deadline by which the client must send its request, or read some of the response."""
         super()._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler, self.transport.get_write_buffer_size()
         )
 
     def timeout_keep_alive_handler(self, before: int = 0) -> None:
-        """See `H11Protocol`. A body has its own deadline (`Protected`). A client that has read some of an answer
-        since `before` gets more time."""
+        """See `H11Protocol`. Close the connection unless the client has read some of the response.
+
+        `before` is the number of unread bytes when the deadline was set. Request bodies have their own deadline in
+        `Protected`.
+        """
         size = self.transport.get_write_buffer_size()
         if size < before:
             self._wait()

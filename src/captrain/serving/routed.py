@@ -37,10 +37,10 @@ class RoutedEndpoint:
 
     Args:
         upstream: client of the upstream server; its base URL ends in /v1.
-        choose: the arm of a conversation.
-        folder_of: the folder of an arm's adapter; None for the base.
-        name: of the routed agent.
-        base: the upstream server's name of the model without adapter.
+        choose: returns the arm for a conversation.
+        folder_of: returns the folder of an arm's adapter, or None for the base.
+        name: name of the routed agent.
+        base: the upstream server's name of the model without an adapter.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RoutedEndpoint:
         self._models: set[str] | None = None
 
     async def complete(self, body: Body) -> Response:
-        """Answer a chat completion by the arm that it is routed to.
+        """Route a chat completion to an arm, and return that arm's answer.
 
         Raises:
             HTTPException: the request is malformed, or the upstream server does not answer it.
@@ -87,7 +87,7 @@ class RoutedEndpoint:
         )
 
     async def _served(self, arm: str) -> str:
-        """The upstream server's name of an arm, whose adapter is loaded if it is missing there."""
+        """Return the upstream server's name of an arm. Its adapter is loaded first if the server lacks it."""
         folder = await asyncio.to_thread(self.folder_of, arm)
         if folder is None:
             return self.base
@@ -107,7 +107,7 @@ class RoutedEndpoint:
         return arm
 
     def application(self, protection: Protection) -> Protected:
-        """Build the HTTP application, behind its protection."""
+        """Build the HTTP application with its protection."""
         app = new_application(self.upstream.aclose)
         app.post("/v1/chat/completions")(self.complete)
 

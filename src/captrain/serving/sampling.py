@@ -1,9 +1,10 @@
-"""Waiting requests, and the thread that samples their completions.
+"""Queue of waiting requests, and the thread that samples their completions in batches.
 
-Completions with an equal adapter, temperature and limit are sampled in one batch. The order is fair queuing: a request
-is as late as the work that it asks for is large, and as its client has requests waiting. So a client with many or large
-requests delays itself, and others only by one batch. Requests whose client may be gone come last, and requests whose
-client is gone are dropped, also between the tokens of a batch. A full queue refuses the last in order.
+Completions with equal adapter, temperature and token limit share a batch. The order is fair queuing: a request comes
+later the more work it needs, and the more requests its client has waiting. So a client with many or large requests
+delays mainly itself, and others by at most one batch. Requests whose client may be gone come last. Requests whose
+client is gone are dropped, even in the middle of a batch. If the queue is full, the last request in this order is
+refused.
 """
 
 import logging
@@ -18,25 +19,25 @@ from captrain.agents import EngineRow, LocalPolicy, sample_rows
 from captrain.serving.protection import Client, asking
 
 WAITING = 256
-"""Most requests that wait."""
+"""Largest number of waiting requests."""
 PATIENCE = 0.5
-"""Seconds that the end waits for the token that is computed."""
+"""Seconds that `Sampler.close` waits for the token that is being computed."""
 BUSY = {"retry-after": "1"}
-"""Headers of an answer to a request that may succeed later."""
+"""Response headers of a refused request that may succeed later."""
 Group = tuple[str, float, int]
-"""What a batch has in common: adapter, temperature and most tokens."""
+"""Adapter, temperature and token limit, which all completions of a batch share."""
 
 
 @dataclass(eq=False)
 class Sampling:
-    """Completions that a client waits for.
+    """The completions of one request, which its client waits for.
 
     Args:
-        group: of the batches that they may be in.
-        prompt: number of tokens before the completions.
+        group: the group of batches that the completions can be sampled in.
+        prompt: number of prompt tokens.
         count: number of completions.
-        row: makes one of them, by its number.
-        client: who asks.
+        row: makes the engine row of a completion, given its number.
+        client: the client of the request.
     """
 
     group: Group
@@ -46,16 +47,16 @@ class Sampling:
     client: Client = field(default_factory=lambda: asking.get(Client()))
     rows: list[EngineRow] = field(default_factory=list)
     future: Future[list[EngineRow]] = field(default_factory=Future)
-    """Cancelled when the client is gone."""
+    """The completions, once sampled. It is cancelled when the client is gone."""
     lateness: float = 0.0
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Return the place in the queue."""
+        """Sort key of the request in the queue. Clients that may be gone come last."""
         return self.client.leaving, self.lateness
 
     def take(self, most: int) -> list[EngineRow]:
-        """Make the next rows, at most so many."""
+        """Make up to `most` further rows for the engine."""
         taken = [self.row(number) for number in range(len(self.rows), min(self.count, len(self.rows) + most))]
         for row in taken:
             row.abandoned = self.future.cancelled
@@ -75,7 +76,7 @@ class Sampler:
     """Samples completions in batches, on one thread.
 
     Args:
-        policy: gives the model, the batch size and the longest dialogue.
+        policy: provides the model, the batch size and the longest dialogue.
     """
 
     def __init__(self, policy: LocalPolicy) -> None:
@@ -88,7 +89,7 @@ class Sampler:
         self._thread.start()
 
     def submit(self, sampling: Sampling) -> Future[list[EngineRow]]:
-        """Queue completions; the future has their rows, or an HTTPException if the queue is full."""
+        """Queue completions. The future gets their rows, or an HTTPException if the queue is full."""
         with self._changed:
             self._drop()
             alike = sum(other.client.address == sampling.client.address for other in self._waiting)
@@ -103,7 +104,7 @@ class Sampler:
         return sampling.future
 
     def close(self) -> None:
-        """Finish what is still waited for, and stop."""
+        """Sample the remaining requests, then stop. Waits at most `PATIENCE` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -114,7 +115,7 @@ class Sampler:
         self._waiting = [sampling for sampling in self._waiting if not sampling.future.cancelled()]
 
     def _next(self) -> dict[Sampling, list[EngineRow]]:
-        """Wait for requests, and return the rows of the next batch; none if the sampler is closed."""
+        """Wait for requests, and return the rows of the next batch. An empty batch means that the sampler is closed."""
         with self._changed:
             self._drop()
             while not self._waiting and not self._closing:

@@ -30,9 +30,9 @@ from captrain.serving.openai_schemas import (
 from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
 
 GRACE = 2
-"""Seconds that running requests get once the process is told to stop."""
+"""Seconds that running requests get to finish after the process is told to stop."""
 CONNECTIONS = 512
-"""Most connections; one more replaces the idlest, or is refused if none is idle."""
+"""Most connections. A further one replaces the one that has been idle longest, or is refused if none is idle."""
 TOKENS = 512
 """Most tokens of an answer if the request sets no limit."""
 BATCH = 64
@@ -64,7 +64,7 @@ def streamed(answer: JsonObject, options: StreamOptions) -> Iterator[str]:
 
 
 def application(server: ChatServer, protection: Protection | None = None) -> Protected:
-    """Build the HTTP application, behind its protection."""
+    """Build the HTTP application with its protection."""
     return Protected(routes(server), protection or Protection())
 
 
@@ -106,10 +106,10 @@ def embedded_server(
     """Build the server over the engine in this process.
 
     Args:
-        model: its folder.
-        name: of the served model.
-        adapters: folders of adapters by name.
-        folders: adapters that requests load must lie below one of these; None: anywhere.
+        model: folder of the model.
+        name: name of the served model.
+        adapters: name -> folder of an adapter.
+        folders: requests may load adapters only from below these folders; None: from anywhere.
 
     Raises:
         UserError: the model, an adapter or a folder is missing or damaged.
@@ -126,7 +126,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
 
     Args:
         app: answers requests.
-        name: of the served model.
+        name: name of the served model.
         host: address to listen on.
         port: 0 for any free port.
         protection: limits of requests.
@@ -157,7 +157,7 @@ def require_free(host: str, port: int) -> None:
 
 
 def listen_all(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of a host that this machine has, all at one port; raises as `run_application`."""
+    """Listen on all addresses of a host that this machine has, on the same port. Raises as `run_application`."""
     channels: list[socket.socket] = []
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -188,10 +188,10 @@ def listen_all(host: str, port: int) -> list[socket.socket]:
 
 
 def pair(text: str) -> tuple[str, Path]:
-    """Parse an adapter on the command line, name=folder.
+    """Parse an adapter on the command line, given as name=folder.
 
     Raises:
-        ValueError: it is not of this form.
+        ValueError: the text is not name=folder.
     """
     name, separator, folder = text.partition("=")
     if not (name and separator and folder):

@@ -19,9 +19,9 @@ DIAGNOSIS, CALIBRATION = "rollouts", "environments"
 TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 """Stages that spend TRACE's budget. Each baseline gets the same total."""
 SOLUTIONS_ADAPTER = "solutions"
-"""Name of the adapter trained on the solutions of all environments, of its row and of its stage."""
+"""Name of the generalist adapter (trained on the solutions of all environments), of its row and of its stage."""
 ROUTED = "solutions_routed"
-"""Column of the routes among the base, the specialists and the adapter over all environments."""
+"""Column of the routes that choose between the base, the specialists and the generalist adapter."""
 
 Supervision = Literal["rewards", "reflection", "demonstrations", "demonstrations and rewards"]
 """What a row learns from."""
@@ -32,7 +32,7 @@ class Baseline:
     """A row of the main table. Subclasses implement `compute` and `publish_nothing`.
 
     Args:
-        name: of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
+        name: name of the row, its stage, its section in `baselines` and its folders in artifacts/ and results/.
         label: name in tables and figures.
         order: place among the rows, smallest first.
         rests_on: stages of TRACE or of other rows that it is charged for, beside its own.

@@ -67,7 +67,7 @@ def rankings(report: SelectionAccount, seed: int) -> dict[str, list[str]]:
 
     Args:
         report: of `captrain.capabilities.selection.select`.
-        seed: of the run; decides the random ranking.
+        seed: seed of the run; decides the random ranking.
     """
     rows = {row["id"]: row for row in report["candidates"]}
     shuffled = sorted(rows)
@@ -88,7 +88,7 @@ def choices(report: SelectionAccount, candidates: Callable[[str], bool], count: 
         report: of `captrain.capabilities.selection.select`.
         candidates: returns whether a capability has an environment; called only as often as needed.
         count: of capabilities: the number of TRACE's adapters.
-        seed: of the run.
+        seed: seed of the run.
     """
     place = {row["id"]: rank for rank, row in enumerate(report["candidates"])}
     return {
@@ -104,12 +104,12 @@ class Workshop:
     Args:
         trained: capabilities with an adapter of TRACE.
         pool: all candidates, by id.
-        rollouts: of the diagnosis.
+        rollouts: rollouts of the diagnosis.
         synthesizer: writes the environments.
         policy: the base.
         against: the target, its test tasks and the bounds. The bounds on the base's rewards are lifted.
         machine: sets the sandbox for text of other synthesizers.
-        seed: of the run.
+        seed: seed of the run.
         benchmark: the target's component, from which environments may be derived.
         syntheses: results so far.
         lacking: capabilities without an environment, and why.
@@ -262,7 +262,7 @@ def control_routes(
         evidence: on all adapters.
         gains: of the adapters (see `captrain.routing.gains.adapter_gains`).
         selections: control -> its capabilities.
-        benchmark: of the tasks.
+        benchmark: the benchmark that the tasks belong to.
         tasks: to route.
 
     Returns:

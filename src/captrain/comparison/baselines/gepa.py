@@ -54,9 +54,12 @@ NAME = "gepa"
 GUIDANCE = "guidance"
 """The component of a candidate, and the setting of a policy."""
 CHOICE = 0.25
-"""Share of the budget kept for the choice. After one validation each, the best of dozens is mostly the luckiest."""
+"""Share of the budget kept for the final choice.
+
+After a single validation each, the best of dozens of candidates is mostly the luckiest one.
+"""
 FINALISTS = 4
-"""Number of candidates in the choice."""
+"""Number of candidates in the final choice."""
 
 ReflectiveDataset = Mapping[str, Sequence[Mapping[str, Rollout]]]
 """The library's records by component of a candidate: rollouts to reflect on."""
@@ -118,8 +121,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class GEPAResult:
-    """The chosen candidate, all candidates in the order of proposal, the ledger, and the usage of the reflecting model
-    ({} without one)."""
+    """Result of the search: the chosen candidate, all candidates in the order of proposal, and the ledger.
+
+    Also has the token usage of the reflecting model; {} if there is none.
+    """
 
     best: Candidate
     candidates: list[Candidate]
@@ -357,7 +362,7 @@ def _lines(candidate: Mapping[str, str]) -> Lines:
 
 
 def publish_gepa(result: GEPAResult | None, results: Path) -> None:
-    """Write index, ledger, history and candidates; with nothing in them where GEPA was not run.
+    """Write index, ledger, history and candidates. They are empty if GEPA was not run (`result` is None).
 
     history.csv has one row a candidate: step, rollouts so far, validation pass rate in the search ("" for a rejected
     candidate, which is not validated), number of lines, and whether it was accepted (1) or not (0).

@@ -99,12 +99,12 @@ def baseline_job(
     """Make the job of one adapter by GRPO, with TRACE's trainer.
 
     Args:
-        name: of the row.
+        name: name of the row.
         spec: the whole specification.
         project: folder of artifacts/ and results/.
         environments: where to train.
         rollouts: left to train with.
-        settings: of the trainer, if the row has its own.
+        settings: settings of the trainer, if the row has its own.
         start: the adapter to start from; None for a new one.
         points: see `Job`.
 
@@ -150,7 +150,7 @@ GRPO_UNTUNED = GRPOBaseline(
     compared_with=("grpo_target",),
     on_target=True,
 )
-"""The same with the trainer's settings: shows what tuning `grpo_target` was worth."""
+"""`grpo_target` with the settings of the section `trainer`. It shows what tuning `grpo_target` was worth."""
 WARM_GRPO = GRPOBaseline(
     name="warm_grpo",
     label="ADP, then GRPO on target",

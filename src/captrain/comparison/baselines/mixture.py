@@ -1,16 +1,17 @@
-"""Rows `mixture` and `solutions_mixture`: trained gates over the adapters of TRACE, in the place of a router.
+"""Rows `mixture` and `solutions_mixture`: trained gates over TRACE's adapters, instead of a router.
 
-The paper's revised abstract ends in a mixture of experts over the capability adapters; version 1 ends in a router. The
-gates learn in two steps:
+The paper's revised abstract uses a mixture of experts over the capability adapters. Version 1 uses a router. The gates
+are trained in two steps:
 
-1. By a fit to prompts: those of an environment open its adapter, those of a pair two, and those of tasks that the base
-   has passed in diagnosis none. This costs no rollouts (see `captrain.training.gate_lessons`).
-2. By GRPO on training tasks of the target.
+1. Supervised, on prompts: the prompts of an environment should open its adapter, those of a pair two adapters, and
+   those of tasks that the base passed in the diagnosis none. This costs no rollouts
+   (`captrain.training.gate_lessons`).
+2. GRPO on training tasks of the target.
 
-Both rows have TRACE's total. So the adapters of `mixture` are trained anew, with fewer rollouts: `share` of the
-rollouts of training is the gates'. `solutions_mixture` takes the specialists of the row `solutions`, and spends what
-that row has left. With `controls`, the same adapters also act with equal gates, with random ones, and with gates that
-had one of the two steps alone.
+Both rows spend the same total of rollouts as TRACE. `mixture` trains its own adapters with fewer rollouts: the gates
+get the share `share` of the training rollouts. `solutions_mixture` uses the specialists of the row `solutions`, and
+spends the rollouts that this row has left. With `controls`, the same adapters are also evaluated with equal gates, with
+random gates, and with gates trained by only one of the two steps.
 """
 
 from collections.abc import Iterator
@@ -53,12 +54,15 @@ from captrain.training import (
 
 UNIFORM, RANDOM, SUPERVISED, GRPO = VARIANTS = ("uniform", "random", "supervised", "grpo")
 GATE_COLUMNS = ["mixture", "place", "prompts", "layer", "adapter", "weight"]
-"""Columns of gates.csv: the mean weight of an adapter, or of the base, in a layer over the prompts of a place."""
+"""Columns of gates.csv. A row is the mean weight of an adapter or the base, in one layer, over the prompts of a place.
+
+A place is a training environment, or a kind of task of the target.
+"""
 PROMPTS = 50
-"""Training tasks of each environment whose decisions are looked at."""
+"""Training tasks per environment whose gate weights are averaged for gates.csv."""
 DISCOVERY = Path("artifacts/rollouts/discovery.jsonl")
 TARGET_PROMPTS = 400
-"""Training tasks of the target whose decisions are looked at, by kind."""
+"""Training tasks of the target whose gate weights are averaged, by kind of task, for gates.csv."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ class MixtureBaseline(Baseline):
         return section.share if isinstance(section, MixtureSettings) else 1.0
 
     def arms(self, spec: Spec, capabilities: int) -> int:
-        """See `Baseline.arms`: the row's own, and one for each control."""
+        """See `Baseline.arms`. The row has one arm, and one more for each control."""
         return 1 + len(self.variants) * self.section(spec).controls
 
     def compute(self, spec: Spec) -> str:
@@ -111,7 +115,7 @@ class MixtureBaseline(Baseline):
         publish_text(Path("results", self.name, "gates.csv"), ",".join(GATE_COLUMNS) + "\n")
 
     def trained_adapters(self, spec: Spec, project: Path) -> list[Trained]:
-        """Train TRACE's adapters with what the gates leave of their rollouts."""
+        """Train TRACE's adapters with the rollouts that are not reserved for the gates."""
         rollouts = round(spec.adapters.rollouts * (1 - spec.baselines.mixture.share))
         jobs = capability_jobs(spec, project / "artifacts/base", project / "results/environments")
         return launch.run(
@@ -119,7 +123,7 @@ class MixtureBaseline(Baseline):
         )
 
     def specialists(self, project: Path) -> list[Trained]:
-        """Return the specialists of the row `solutions`, which cost this row nothing more."""
+        """Return the specialists of the row `solutions`. They are already trained."""
         index = read_index(project / f"results/{SOLUTIONS_ADAPTER}/index.json")
         beginning = specialist_name("")
         return [
@@ -129,7 +133,7 @@ class MixtureBaseline(Baseline):
         ]
 
     def rollouts_left(self, project: Path) -> int:
-        """Return TRACE's total without what this row is charged for already."""
+        """Return TRACE's total minus the rollouts that this row is already charged for."""
         trace = trace_ledger(project / "results")
         further = [stage for stage in self.rests_on if stage not in TRACE_STAGES]
         entries = [e for stage in further for e in load(project / f"results/{stage}/ledger.jsonl", LedgerEntry)]
@@ -137,10 +141,10 @@ class MixtureBaseline(Baseline):
         return budget(trace) - sum(entry.rollouts for entry in charges)
 
     def train_gates(self, spec: Spec, project: Path, parts: MixtureParts, rollouts: int) -> list[Trained]:
-        """Train the row's gates and, with `controls`, those of its variants.
+        """Train the row's gates and, with `controls`, the gates of its variants.
 
         Raises:
-            UserError: the budget is spent.
+            UserError: no rollouts are left for the gates.
         """
         section: GateSettings = self.section(spec)
         if rollouts < 1:
@@ -184,8 +188,7 @@ class MixtureBaseline(Baseline):
         return [*trained, *taught, *blank]
 
     def gate_rows(self, spec: Spec, project: Path, mixture: Trained) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of gates.csv: training tasks of the environments that teach, and of each kind of the
-        target."""
+        """Yield the rows of gates.csv, for the training environments and for each kind of task of the target."""
         places = dict[str, Prompts]()
         for environment in teachers(project):
             target = environment.target(spec.machine)
@@ -203,7 +206,7 @@ class MixtureBaseline(Baseline):
 
 
 def teachers(project: Path) -> tuple[TrainingEnvironment, ...]:
-    """List the environments whose prompts teach the gates: one for each capability, and pairs."""
+    """List the environments whose prompts train the gates: the single and the pair environments."""
     return tuple(
         training_environments(project / "results/environments") + training_environments(project / "results/pairs")
     )
@@ -216,7 +219,7 @@ MIXTURE = MixtureBaseline(
     rests_on=(DIAGNOSIS, CALIBRATION),
     compared_with=("grpo_target", "rejection_sft"),
 )
-"""Gates over adapters that learnt from rewards."""
+"""Gates over adapters that were trained on rewards."""
 SOLUTIONS_MIXTURE = MixtureBaseline(
     name="solutions_mixture",
     label="TRACE, solutions, mixture",

@@ -42,7 +42,7 @@ class Reflection:
 
     Args:
         lines: of the parent.
-        rollouts: of the parent on a minibatch, without errors.
+        rollouts: rollouts of the parent on a minibatch, without errors.
         pool: lines of validated candidates.
         step: of the search; seeds the randomness.
     """
@@ -63,7 +63,7 @@ class Walk:
 
     Args:
         vocabulary: the known lines.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     usage: Mapping[str, str | int] = {}
@@ -120,7 +120,7 @@ class Model:
 
     Args:
         access: endpoint and budget.
-        name: of the model, name or name@revision.
+        name: name of the model, name or name@revision.
         tools: schemas of the agent's tools.
     """
 
@@ -173,7 +173,7 @@ def _bare(lines: Sequence[str]) -> Lines:
 
 
 def complaint(lines: Sequence[str], now: Lines) -> str | None:
-    """Return the fault of a model's lines, or None."""
+    """Return what is wrong with the lines that a model wrote, or None."""
     bare = _bare(lines)
     if len(bare) > MOST:
         return f"lines holds {len(bare)} lines, at most {MOST} are allowed"

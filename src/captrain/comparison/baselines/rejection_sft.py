@@ -131,11 +131,11 @@ def play_round(
 
     Args:
         spec: the whole specification.
-        policy: plays.
+        policy: the policy that plays.
         target: the benchmark.
-        before: rollouts of earlier rounds.
-        count: rollouts of this round.
-        adapter: to act with; None for the base.
+        before: number of rollouts in earlier rounds.
+        count: number of rollouts in this round.
+        adapter: the adapter to act with; None for the base.
     """
     size = target.size("training")
     if size is None:

@@ -86,7 +86,7 @@ class RoundState:
 
     @property
     def specialised(self) -> list[TrainingEnvironment]:
-        """The environments of one capability each."""
+        """The environments that need a single capability."""
         return [environment for environment in self.environments if "+" not in environment.name]
 
     @property
@@ -105,7 +105,7 @@ class RoundState:
         ]
         total, before, doses = sum(weights), 0, list[int]()
         for weight in weights:
-            # Rounded up, so the remainder goes to the first environments.
+            # Round up, so that the remainder goes to the first environments.
             doses.append(-(-demonstrations * (before + weight) // total) - -(-demonstrations * before // total))
             before += weight
         return tuple(zip(self.environments, doses, strict=True))
@@ -116,16 +116,16 @@ class Rediagnosis:
     """One diagnosis of the trained agent.
 
     Args:
-        number: of the round, from 1 on; 0 is the base's diagnosis.
+        number: number of the round, from 1 on; 0 is the base's diagnosis.
         agent: digest of the adapter that acted.
-        rollouts: of the agent on fresh tasks.
-        account: of the selection by these rollouts alone; None if all passed or all failed.
-        new: selected capabilities without an environment, by these rollouts or, for candidates that were undecided
-            before, by the labels of all diagnoses.
-        lacking: taught capabilities that are selected again.
-        undecided: candidates that the labels of all diagnoses leave undecided.
-        state: includes these rollouts and labels.
-        without_environment: new capabilities that got no environment, and why; None if none was attempted.
+        rollouts: rollouts of the agent on fresh tasks.
+        account: result of the selection with only these rollouts; None if all passed or all failed.
+        new: selected capabilities that have no environment. They are selected by these rollouts or, if they were
+            undecided before, by the labels of all diagnoses.
+        lacking: taught capabilities that were selected again.
+        undecided: candidates that are undecided even with the labels of all diagnoses.
+        state: the state including these rollouts and labels.
+        without_environment: new capability -> why it got no environment; None if no environment was attempted.
     """
 
     number: int
@@ -168,7 +168,7 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, state: RoundState, nu
         base: folder of the base model.
         agent: the adapter that acts.
         state: results of earlier diagnoses.
-        number: of the round, from 1 on.
+        number: number of the round, from 1 on.
 
     Raises:
         As `captrain.agents.collect_batch` and the analyst.
@@ -203,7 +203,7 @@ def contrast(
     labels: Sequence[RolloutLabels],
     state: RoundState,
 ) -> Rediagnosis:
-    """Select capabilities by the labels of fresh rollouts, alone and pooled with those of earlier diagnoses."""
+    """Select capabilities by the labels of fresh rollouts, first alone and then pooled with earlier diagnoses."""
     pool = pooled([candidates, [*state.candidates.values()]])
     labels_of_all = [*state.labels, *labels]
     alone = select(labels, candidates, spec.selection, len(pool), spec.seed)

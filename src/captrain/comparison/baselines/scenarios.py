@@ -140,7 +140,7 @@ class Scenario:
     """One scenario, joined over all files.
 
     Args:
-        name: of the scenario.
+        name: name of the scenario.
         statements: SQL that makes the database.
         code: source of the application.
         routes: operations by name, in the driver's form.

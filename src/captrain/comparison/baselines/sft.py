@@ -1,4 +1,4 @@
-"""Rows that are fine-tuned on demonstrations, without training rollouts."""
+"""Rows whose adapter is fine-tuned on demonstrations, without training rollouts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,11 +36,11 @@ class Lesson:
     """Job that trains the adapter of a row.
 
     Args:
-        name: of the row.
+        name: name of the row.
         spec: the whole specification.
         base: folder of the base model.
-        source: file of demonstrations; None if the job makes its own.
-        rollouts: that the job plays.
+        source: file of demonstrations; None if the job creates them itself.
+        rollouts: number of rollouts that the job plays.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Demonstrated:
     """Demonstrations of a lesson.
 
     Args:
-        rows: to train on.
-        left_out: number of unusable demonstrations, by reason.
-        card: lines of the model card on where the rows come from.
+        rows: rows to train on.
+        left_out: reason -> number of unusable demonstrations.
+        card: lines of the model card about the source of the rows.
         key: identity of the source of the rows.
     """
 

@@ -64,10 +64,10 @@ class Teaching:
     """Outcome of all rounds.
 
     Args:
-        general: the adapter over all environments.
-        specialists: the adapters of one environment each.
-        state: after the last round.
-        diagnoses: of the trained agent, one per round.
+        general: the generalist, trained on all environments.
+        specialists: adapters trained on one environment each.
+        state: the state after the last round.
+        diagnoses: diagnoses of the trained agent, one per round.
         ledger: rollouts spent on diagnoses and calibrations.
     """
 
@@ -79,19 +79,19 @@ class Teaching:
 
     @property
     def adapters(self) -> list[FineTuned]:
-        """All adapters, the one over all environments first."""
+        """All adapters, the generalist first."""
         return [self.general, *self.specialists]
 
 
 def generalist_lesson(spec: Spec, base: Path, state: RoundState) -> SolutionLesson:
-    """Make the job of the adapter over all environments."""
+    """Return the training job of the generalist, which learns from all environments."""
     settings = spec.baselines.solutions
     tasks = settings.rollouts if settings.source == "rollouts" else settings.demonstrations
     return _lesson(spec, base, SOLUTIONS_ADAPTER, state.doses(tasks), settings.demonstrations)
 
 
 def specialist_lessons(spec: Spec, base: Path, state: RoundState) -> list[SolutionLesson]:
-    """Make the job of each specialist."""
+    """Return the training job of each specialist."""
     settings = spec.baselines.solutions
     # The agent's own rollouts are shared with the adapter over all environments, so they are played once.
     tasks = {environment.name: settings.specialist for environment in state.specialised}
@@ -169,10 +169,10 @@ def teach_in_rounds(spec: Spec, project: Path) -> Teaching | None:
 
 
 def routed(spec: Spec, base: Path, state: RoundState) -> pd.DataFrame:
-    """Route every test task: columns task and `ROUTED`, the arm.
+    """Route every test task to an arm. Returns a frame with the columns task and `ROUTED`.
 
-    The router learns from openings of the environments (routed to their specialist, or for a pair to the adapter over
-    all environments) and from discovery tasks that the base passed.
+    The router learns from openings of the environments, which belong to their specialist or, for a pair, to the
+    generalist. It also learns from discovery tasks that the base passed.
     """
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     tasks = evaluation_tasks(benchmark, spec.evaluation)

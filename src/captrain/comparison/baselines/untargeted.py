@@ -1,4 +1,4 @@
-"""Untargeted synthetic environments: no diagnosis asked for them. The rows `awm` and `awm_sft` train in them.
+"""Untargeted synthetic environments, which do not depend on the diagnosis. The rows `awm` and `awm_sft` use them.
 
 Without a source, the seed alone draws environments of our own. Each is the service desk narrowed to a few random
 requests (one to three random operations, on named orders or on the oldest or newest one) and a random share of eligible

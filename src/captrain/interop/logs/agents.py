@@ -1,9 +1,10 @@
-"""Which rollouts are of which agent: two implementations, runs or prompts of one model are two agents.
+"""Assigns every rollout to an agent and a trial. Two implementations, runs or prompts of one model are two agents.
 
-Rollouts of one model are told apart by the agent that their file names. Where the same task and trial stands twice,
-they are told apart by the first of these that separates all such pairs: the path that the user named, the folder, the
-file, the system prompt. Records that share the file of their trial's result are one rollout. Rows without a number of
-their trial are numbered; the others are repetitions, and the more complete one counts.
+- Records that share the result file of a trial are one rollout. The most complete record is kept.
+- If the files name their agent, rollouts of one model are split by it.
+- If an agent then has two rollouts of the same task and trial, its rollouts are split by the first of these that
+  separates all such duplicates: the path given by the user, the folder, the file, the system prompt.
+- Remaining duplicates: if the file numbers no trials, they are numbered. Otherwise only the most complete one is kept.
 """
 
 from collections import Counter, defaultdict
@@ -15,15 +16,16 @@ from captrain.interop.logs.source import Entry, Read
 from captrain.records import Rollout, bytes_digest, counted, plain
 
 FEW = 12
-"""Most agents that paths or prompts of one model may tell apart."""
+"""Most agents that one model is split into by paths or prompts. With more, the differences are not agents."""
 
 
 @dataclass
 class Origin:
-    """Where a rollout comes from.
+    """Where a rollout was read, and which agent and trial it is assigned to.
 
-    first: its trial as read. trial: None if its file numbers none. result: see `Entry`. label, number: its agent and
-    trial in the end. kept: it counts.
+    first: the trial as read. trial: None if the file does not number trials. paths: what may separate agents, by kind.
+    worth: sort key; of two duplicates the one with the larger worth is kept. result: see `Entry`. label, number: the
+    assigned agent and trial. kept: false for a duplicate that is left out.
     """
 
     model: str
@@ -40,7 +42,7 @@ class Origin:
 
     @property
     def is_changed(self) -> bool:
-        """The rollout gets another agent or trial, or does not count."""
+        """Whether the assignment changes the rollout's agent or trial, or leaves the rollout out."""
         return not self.kept or self.label != self.model or self.number != self.first
 
 
@@ -61,7 +63,7 @@ def origin_of(rollout: Rollout, entry: Read, argument: Path, path: Path) -> Orig
 
 
 def settle(origins: Sequence[Origin]) -> Iterator[str]:
-    """Name the agents of all rollouts, number their trials, drop repetitions; yield what to tell the user."""
+    """Assign agents and trials to all rollouts, in place, and drop duplicates. Yield notes for the user."""
     yield from _records_of_one_trial(origins)
     origins = [origin for origin in origins if origin.kept]
     by_model: defaultdict[str, list[Origin]] = defaultdict(list)
@@ -85,7 +87,7 @@ def settle(origins: Sequence[Origin]) -> Iterator[str]:
 
 
 def _records_of_one_trial(origins: Sequence[Origin]) -> Iterator[str]:
-    """Of the records that share a trial's result file, keep the most complete one."""
+    """Keep only the most complete of the records that share the result file of a trial. Yield a note for the user."""
     groups: defaultdict[str, list[Origin]] = defaultdict(list)
     for origin in origins:
         groups[origin.result].append(origin)
@@ -103,7 +105,7 @@ def _records_of_one_trial(origins: Sequence[Origin]) -> Iterator[str]:
 
 
 def _pairs(members: Sequence[Origin]) -> list[list[Origin]]:
-    """Group the rollouts of the same task and trial, if there are several."""
+    """Return the groups of two or more rollouts that have the same task and trial."""
     groups: defaultdict[tuple[str, int | None], list[Origin]] = defaultdict(list)
     for origin in members:
         groups[origin.task, origin.trial].append(origin)
@@ -111,8 +113,11 @@ def _pairs(members: Sequence[Origin]) -> list[list[Origin]]:
 
 
 def _separating(members: Sequence[Origin]) -> str:
-    """Return what tells apart rollouts of the same task and trial: "path", "folder", "file" or "prompt"; "" for
-    nothing. Groups of a single rollout are trials."""
+    """Return which of "path", "folder", "file" and "prompt" separates all rollouts of the same task and trial.
+
+    Returns "" if there are no such duplicates or none of these separates them. A split in which an agent would have a
+    single rollout is not used, because single rollouts are more likely trials.
+    """
     pairs = _pairs(members)
     if not pairs:
         return ""
@@ -125,7 +130,7 @@ def _separating(members: Sequence[Origin]) -> str:
 
 
 def _short(value: str, values: Sequence[str]) -> str:
-    """Return the part of a path that no other one has."""
+    """Return a path without the leading folders that all `values` share."""
     parts = [Path(other).parts for other in values]
     same = 0
     while all(len(part) > same + 1 for part in parts) and len({part[same] for part in parts}) == 1:

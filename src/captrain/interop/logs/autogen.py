@@ -18,7 +18,7 @@ SPOKEN = re.compile(
 ASIDE = ("ThoughtEvent", "MemoryQueryEvent", "UserInputRequestedEvent", "ModelClientStreamingChunkEvent")
 USER = re.compile(r"user(?:_?proxy)?", re.IGNORECASE)
 LIMIT = re.compile(r"Maximum number of|Timeout of|Token usage limit")
-"""How the reason begins for which a limit stopped a team."""
+"""Start of the stop reason if a limit stopped the team."""
 
 
 def is_autogen(item: object) -> TypeGuard[Mapping[str, object]]:

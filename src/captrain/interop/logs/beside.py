@@ -1,4 +1,4 @@
-"""Outcomes that stand in a file beside a dialogue: Harbor's and Terminal-Bench's results, and reports of SWE-bench."""
+"""Finds the outcome of a dialogue in files beside it: results of Harbor and Terminal-Bench, reports of SWE-bench."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ from captrain.interop.logs.source import Foreign, json_of
 
 RESULT, RESULTS = "result.json", "results.json"
 NUMBER = "result.txt"
-"""A file of OSWorld that holds the score alone."""
+"""OSWorld's file, which holds only the score."""
 OWN = (RESULT, RESULTS, "report.json", "reward.json", "outcome.json", "score.json", "metrics.json")
 """Files that may hold the outcome of the one dialogue in their folder."""
 REPORTS = ("*.json", "*eval*.jsonl", "results/results.json")
 REPORTS_BY_INSTANCE = ("logs/*/report.json", "eval*/*/report.json", "logs/run_evaluation/*/*/*/report.json")
-"""Where the tools around SWE-bench put their reports, below the folder of a run."""
+"""Paths of SWE-bench's per-instance reports below the folder of a run, as various tools write them."""
 LEVELS = 6
-"""Folders above a dialogue in which its result may stand."""
+"""Number of parent folders that are searched for the result of a dialogue."""
 LARGEST = 1 << 25
-"""Bytes of a report that is read."""
+"""Largest result or report that is read, in bytes."""
 FAILED_IDS = ("unresolved_ids", "unresolved", "empty_patch_ids", "submitted_ids", "completed_ids", "generated")
-"""Lists of a report whose instances failed, where they are not among the resolved ones."""
+"""Names of lists in a report. Their instances failed unless the report also lists them as resolved."""
 TIMEOUTS = ("AgentTimeoutError", "agent_timeout", "context_length_exceeded", "output_length_exceeded")
-"""Ends by a limit of the harness, in Harbor and Terminal-Bench."""
+"""Failure modes of Harbor and Terminal-Bench that mean a limit of the harness."""
 FAULTS = ("unknown_agent_error", "agent_installation_failed", "test_timeout", "parse_error", "fatal_llm_parse_error")
-"""Ends of Terminal-Bench that are no verdict on the agent."""
+"""Failure modes of Terminal-Bench that are not the agent's fault."""
 
 
 def completed(row: ChatRow, path: Path) -> ChatRow:
-    """Add the outcome of a dialogue from the files beside it, where its own file has none."""
+    """Add the outcome from files beside the dialogue, if its own file has none."""
     if row.reward is not None:
         return row
     for folder in (path.parent, *path.parents)[1 : LEVELS + 1]:
@@ -47,7 +47,7 @@ def completed(row: ChatRow, path: Path) -> ChatRow:
 
 
 def of_harbor(row: ChatRow, result: Foreign) -> ChatRow | None:
-    """Read the result of one of Harbor's trials."""
+    """Add the result of a Harbor trial to its row. None if the object is not such a result."""
     if not {"verifier_result", "exception_info"} & result.keys():
         return None
     failure, rewards = result.get("exception_info"), (result.get("verifier_result") or {}).get("rewards") or {}
@@ -67,7 +67,7 @@ def of_harbor(row: ChatRow, result: Foreign) -> ChatRow | None:
 
 
 def of_terminal_bench(row: ChatRow, result: Foreign) -> ChatRow | None:
-    """Read the result of one of Terminal-Bench's trials."""
+    """Add the result of a Terminal-Bench trial to its row. None if the object is not such a result."""
     if "is_resolved" not in result:
         return None
     mode, tests = str(result.get("failure_mode") or ""), result.get("parser_results") or {}
@@ -85,7 +85,7 @@ def of_terminal_bench(row: ChatRow, result: Foreign) -> ChatRow | None:
 
 @lru_cache(maxsize=256)
 def _verdicts(folder: Path) -> dict[str, Foreign]:
-    """Collect the verdicts of SWE-bench's reports in a folder, by instance."""
+    """Return instance -> verdict from the SWE-bench reports in a folder."""
     verdicts: dict[str, Foreign] = {}
     for path in sorted(path for pattern in REPORTS for path in folder.glob(pattern))[:200]:
         for report in _reports(path):
@@ -96,13 +96,16 @@ def _verdicts(folder: Path) -> dict[str, Foreign]:
         for name, verdict in [pair for report in _reports(path) for pair in _of_report(report).items()]:
             several[name].append(verdict)
     for name, [first, *others] in several.items():
-        if all(other["resolved"] == first["resolved"] for other in others):  # reports of two runs may disagree
+        if all(other["resolved"] == first["resolved"] for other in others):  # skip instances on which two runs disagree
             verdicts.setdefault(name, first)
     return verdicts
 
 
 def _of_report(report: Foreign) -> dict[str, Foreign]:
-    """Read a report: lists of ids, a verdict by id, or a row of an instance with its report."""
+    """Return instance -> verdict from a report.
+
+    A report has lists of ids, or a verdict for each id, or is the row of one instance.
+    """
     verdicts: dict[str, Foreign] = {}
     passed = next((report[name] for name in ("resolved_ids", "resolved") if isinstance(report.get(name), list)), None)
     if passed is not None:
@@ -119,7 +122,7 @@ def _of_report(report: Foreign) -> dict[str, Foreign]:
 
 
 def failing_tests(verdict: Foreign) -> str:
-    """List the failing tests of a verdict of SWE-bench."""
+    """Return a sentence that lists the failing tests in a verdict of SWE-bench; "" if there are none."""
     states = verdict.get("tests_status") or {}
     names = [name for tests in states.values() if isinstance(tests, dict) for name in tests.get("failure") or []]
     return f"failing tests: {', '.join(names)}" if names else ""
@@ -131,7 +134,10 @@ def _alike(folder: Path, name: str) -> int:
 
 
 def task_of(path: Path) -> str:
-    """Name the task of a dialogue by its file, or by its folder if more folders have such a file than this one has."""
+    """Return the task of a dialogue: the name of its file or of one of its two parent folders.
+
+    A folder's name is used if more sibling folders have a file of this name than there are other logs in the folder.
+    """
     for folder in (path.parent, path.parent.parent):
         inner = path.relative_to(folder)
         if _alike(folder.parent, str(inner)) > 1 + len(_peers(path) - {*OWN}):
@@ -150,7 +156,10 @@ def _number(path: Path) -> float | None:
 
 
 def result_beside(path: Path) -> tuple[str, Foreign]:
-    """Return name and content of the result beside a dialogue that is the only one in its folder; else nothing."""
+    """Return the name and content of the result beside a dialogue.
+
+    Returns ("", {}) unless the dialogue and one result file are the only JSON files in the folder.
+    """
     peers = _peers(path)
     names = [name for name in OWN if name in peers and _document(path.parent / name)]
     return (names[0], _document(path.parent / names[0])) if len(names) == len(peers) == 1 else ("", {})

@@ -5,8 +5,8 @@ together with its score file (`result/MODEL/...` and `score/MODEL/...`, as the l
 either may be named. The calls of a passed rollout are its solution, as no file repeats its gold calls. Calls are
 written as Python: they are parsed and never run.
 
-Of single-turn categories the files keep the question of a failure only: a passed rollout is its calls alone. The type
-of a grader's error is what the grader says, and no way in which a dialogue ended.
+In single-turn categories, the files have the question only for failures. A passed rollout then has only its calls. The
+grader's error type is read as the grader's comment, not as the way the dialogue ended.
 """
 
 import ast
@@ -28,7 +28,7 @@ NO_SCORES = "there is no score file to it: run `bfcl evaluate`, or put it beside
 UNREADABLE = "its scores cannot be read"
 BROKEN = "Error during inference"
 ANY = ""
-"""An allowed value that means: the argument may be left out."""
+"""Allowed value which means that the argument may be left out."""
 Call = tuple[str, JsonObject]
 
 
@@ -39,7 +39,7 @@ def is_bfcl(row: Foreign) -> bool:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failure in a score file, with the gold calls of all turns, and for a single turn what was asked."""
+    """A failure in a score file, with the gold calls of all turns and, in single-turn categories, the question."""
 
     kind: str
     model: str
@@ -50,7 +50,10 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Scores:
-    """A score file. total: number of results. arguments: of each tool, in order, as calls with keywords show them."""
+    """A score file.
+
+    total: number of results. arguments: tool -> names of its arguments in order, learned from calls with keywords.
+    """
 
     total: int
     failures: dict[str, _Failure]
@@ -61,8 +64,8 @@ def read_bfcl(path: Path) -> Source:
     """Read the rollouts of a result file with the verdicts of its score file; either may be named.
 
     Raises:
-        ValueError: the score file is damaged, or its counts do not match: results that it does not list would count as
-            passed.
+        ValueError: the score file is damaged, or its counts do not match the results. Results that it does not list
+            would wrongly count as passed.
     """
     results = results_of(path) or path
     if results.name.endswith(f"_{SCORE}.json"):
@@ -71,7 +74,7 @@ def read_bfcl(path: Path) -> Source:
     verdicts = _read_scores(scores) if scores else None
     if verdicts and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
-    # The model is the folder below `result`, or stands in a failure.
+    # The model is the name of the folder below `result`. Otherwise a failure names it.
     parts = results.absolute().parts
     models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
     failures = verdicts.failures.values() if verdicts else ()
@@ -87,7 +90,7 @@ def results_of(path: Path) -> Path | None:
 
 
 def _beside(path: Path, kind: str, twin: str) -> Path | None:
-    """Find the twin of a file: at the same place below the folder of its kind, or in the same folder."""
+    """Find the result file of a score file, or the reverse, in the parallel folder or in the same folder."""
     name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
     parts = path.absolute().parts[:-1]
     folders = [path.parent]
@@ -240,8 +243,11 @@ def _calling(calls: list[Call]) -> Message:
 
 
 def _call_of(text: object, names: Mapping[str, list[str]]) -> Call:
-    """Parse a Python call to tool and arguments; text that is no call is a name without arguments. A positional
-    argument gets its name from other calls of the tool, or from its place."""
+    """Parse a Python call. Return the tool and its arguments.
+
+    Text that is not a call is returned as a tool name without arguments. A positional argument gets its name from other
+    calls of the tool, or else from its position.
+    """
     node = _parsed_call(text)
     if node is None:
         return str(text), {}
@@ -276,7 +282,7 @@ def _json_value(value: object) -> object:
     if isinstance(value, dict):
         return {str(name): _json_value(element) for name, element in value.items()}
     if isinstance(value, set):
-        value = sorted(value, key=repr)  # the same in each process
+        value = sorted(value, key=repr)  # the order of a set differs between processes
     if isinstance(value, list | tuple):
         return [_json_value(element) for element in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,9 +1,9 @@
-"""Chats with a reward: the rows that other formats are converted to.
+"""Reads chats with a reward. Other formats are converted to such chats first.
 
-Messages may be in OpenAI's format, Anthropic's blocks, items of Responses, LangChain's, ShareGPT's or AutoGen's: each
-message tells its own format. Columns go by several names. `tools` (schemas), `task_id`, `trial`, `model` and
-`reference` (assistant messages of a solution) are optional; everything else is ignored. A row without `task_id`
-(ShareGPT: without `id`) is a task of its own, named by its file and number.
+The format is detected message by message: OpenAI's chat format, Anthropic's blocks, items of OpenAI's Responses, or
+messages of LangChain, ShareGPT or AutoGen. A column may have one of several names. `tools` (schemas), `task_id`,
+`trial`, `model` and `reference` (assistant messages of a solution) are optional. All other columns are ignored. A row
+without `task_id` (in ShareGPT: without `id`) is a task of its own, named by its file and number.
 """
 
 import json
@@ -47,23 +47,23 @@ REWARD = ("reward", "score", "success")
 MODEL = ("model", "model_name", "model_id", "llm", "agent_model")
 FOREIGN = ("toolRequest", "toolResponse")
 CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
-"""Types of blocks, in Anthropic's, Vercel's and OpenClaw's notation, without their hyphens."""
+"""Types of content blocks in the notations of Anthropic, Vercel and OpenClaw, without hyphens and in lower case."""
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
 KEYS = ("trace_id", "session_id", "id")
 REQUEST = f"{NO_REWARD}: it is one request to a model, with the reply beside the messages"
 FACT = 20_000
 FAULT = 2000
-"""Most characters of a fact of the log, and of an error, that are kept."""
+"""Most characters that are kept of a fact in the log (`FACT`) and of an error (`FAULT`)."""
 FIRST = 20
-"""Messages of a row that are inspected for the format of the file."""
+"""Number of messages per row that are inspected to detect the format."""
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 OTHER_ROLES = {
     **dict.fromkeys(("function", "toolresult", "toolresponse", "observation", "ipython"), "tool"),
     **dict.fromkeys(("ai", "model", "agent", "bot", "toolcall"), "assistant"),
     "human": "user",
 }
-"""Roles of other tools, without hyphens."""
+"""Role in other tools' notation, without hyphens -> role in OpenAI's."""
 
 
 def is_message(item: object) -> bool:
@@ -73,13 +73,16 @@ def is_message(item: object) -> bool:
 
 
 def is_spoken(items: Sequence[object]) -> bool:
-    """Tell whether a list of messages is a dialogue: in no format of ours, an agent and somebody else have to speak."""
+    """Return whether a list of messages is a dialogue.
+
+    A list in a known format always is. In any other notation, an agent and somebody else must both speak.
+    """
     kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
     return is_exchange(items) or any(is_one(item) for item in items for is_one in kinds)
 
 
 def _is_foreign_turn(item: object) -> bool:
-    """Tell whether a turn is foreign to chats: its role or one of its parts is unknown there."""
+    """Return whether an object is a turn that chat formats do not know: its role or one of its parts is unknown."""
     if not isinstance(item, Mapping):
         return False
     content, role = item.get("content"), item.get("role")
@@ -90,8 +93,11 @@ def _is_foreign_turn(item: object) -> bool:
 
 
 def messages_in(row: Foreign) -> list[object] | None:
-    """Return the dialogue of a row: a list under a usual name, which may be JSON text, or else the longest list of
-    messages under any name."""
+    """Return the dialogue of a row; None if there is none.
+
+    The dialogue is a list under one of the usual names, possibly as JSON text. Otherwise it is the longest list of
+    messages under any name.
+    """
     for name in MESSAGES:
         value = loaded(row.get(name))
         if isinstance(value, list) and (name == MESSAGES[0] or not value or any(map(is_message, value))):
@@ -104,12 +110,12 @@ def messages_in(row: Foreign) -> list[object] | None:
 
 
 def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
-    """Read the columns of a row; return why it is no chat otherwise."""
+    """Read the columns of a row. Return the chat, or the reason why the row is not one."""
     messages = messages_in(row)
     if messages is None:
         return f"there are no messages (a list named {', '.join(MESSAGES)})"
     reply = _reply(row)
-    # A run repeats its last words as its response; a request ends before them.
+    # A run repeats its last message as `response`. A single request ends before the message in `response`.
     is_request = bool(reply) and not (messages and _is_assistants(messages[-1]))
     if is_request and messages and isinstance(messages[-1], Mapping):
         messages = [*messages, *reply]
@@ -138,7 +144,7 @@ def _is_assistants(message: object) -> bool:
 
 
 def _reply(row: Foreign) -> list[object]:
-    """Return the reply that stands beside the messages of a request, as OpenAI or Anthropic answer; [] for none."""
+    """Return the reply in a field beside the messages, in OpenAI's or Anthropic's response format. [] if missing."""
     reply = loaded(row.get("response") or row.get("original_response"))
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
@@ -158,7 +164,7 @@ def _autogen_row(row: Foreign, path: Path) -> ChatRow | str:
 
 
 def _has(is_one: Callable[[object], bool]) -> Callable[[Foreign], bool]:
-    """Return a test whether one of the first messages of a row is of a format."""
+    """Return a function that tests whether one of a row's first messages has a format."""
 
     def recognizes(row: Foreign) -> bool:
         return any(map(is_one, (messages_in(row) or [])[:FIRST]))
@@ -209,11 +215,11 @@ def _entry_of(source: Source, path: Path, number: int, chat: ChatRow | Read) -> 
 
 
 def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
-    """Return the entry of a chat, or why there is none.
+    """Return the entry of a chat, or the reason why it cannot be read.
 
     Args:
         file: digest of the file.
-        number: of the row, from 1.
+        number: number of the row, from 1.
         row: the chat.
     """
     reference = row.reference or []
@@ -236,11 +242,11 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         "grading": fact(row.grading),
         "expected": {name: fact(value) for name, value in row.expected.items() if value not in (None, "", [], {})},
     }
-    submission = {} if row.submission is None else {"submission": fact(row.submission)}  # an empty one tells much
+    submission = {} if row.submission is None else {"submission": fact(row.submission)}  # keep "", too
     return Entry(
         number,
         "chat",
-        # Rows of different files share no task by their numbers.
+        # The file's digest keeps rows with equal numbers in different files apart.
         str(row.task_id if row.task_id is not None else f"{file[:6]}:{number}"),
         dialogue,
         row.reward,
@@ -257,16 +263,18 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
 
 
 def fact(value: object) -> str:
-    """Write a fact of a log as text, cut where it is very long."""
+    """Convert a fact in the log to text of at most `FACT` characters."""
     return ("" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))[:FACT]
 
 
 def dialogue_of(items: Iterable[object]) -> list[Message]:
-    """Convert messages to chat messages. A message of thoughts alone gives none, one with results beside text gives
-    several. Calls that are items of their own join the assistant's turn before them.
+    """Convert messages of any known format to chat messages.
+
+    A message may become none, one or several: a message with only thoughts is dropped, and tool results beside text
+    become messages of their own. Calls that are separate items are merged into the assistant's message before them.
 
     Raises:
-        ValueError: one of them is no message.
+        ValueError: an item is not a message.
     """
     dialogue: list[Message] = []
     for item in items:
@@ -292,7 +300,7 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
 
 
 def _of_blocks(item: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """Divide a message of blocks: text and calls are one message, each result is one of a tool."""
+    """Split a message of content blocks: text and calls become one message, and each result becomes a tool message."""
     content = item.get("content")
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
     messages: list[Message] = []
@@ -320,7 +328,7 @@ def chat_message(item: object) -> Message:
     """Reduce a chat message to its known fields, with arguments as objects.
 
     Raises:
-        ValueError: it is no chat message.
+        ValueError: the object is not a chat message.
     """
     role = item["role"] if isinstance(item, Mapping) and isinstance(item.get("role"), str) else None
     if role not in ROLES and isinstance(item, Mapping):

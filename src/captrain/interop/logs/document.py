@@ -18,7 +18,7 @@ CHUNK = 1 << 18
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
 LIST = object()
-"""Marks the start of a list among the parts of a document."""
+"""Marks the start of a list in the sequence of a document's parts."""
 ARRAY = ""
 """Name of the list if the document is an array."""
 
@@ -27,7 +27,7 @@ class JsonDocument:
     """The JSON object or array in a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         lists: names of members that are read element by element if they are lists.
 
     `members` are all other members; `counts` holds the lengths of the lists, or of the array.
@@ -87,13 +87,13 @@ def _list(name: str, text: "_Text") -> Iterator[tuple[str, bool, object]]:
 
 
 class _Text:
-    """Text of a file that holds no more in memory than its largest value needs."""
+    """Text of a file, read in chunks. Memory holds no more than the largest value."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._buffer, self._place, self._dropped = file, "", 0, 0
 
     def error(self, reason: str) -> ValueError:
-        """Word an error at the present place."""
+        """Return an error with the current position."""
         return ValueError(f"{reason} (char {self._dropped + self._place})")
 
     def peek(self) -> str:
@@ -107,13 +107,13 @@ class _Text:
                 return ""
 
     def take(self, character: str) -> None:
-        """Pass this character, which must come next."""
+        """Skip this character, which must be the next one."""
         if self.peek() != character:
             raise self.error(f"Expecting '{character}'")
         self._place += 1
 
     def items(self, opening: str, closing: str) -> Iterator[None]:
-        """Stop at each item between brackets, which the caller takes."""
+        """Yield once before each item between brackets. The caller must then read the item."""
         self.take(opening)
         if self.peek() != closing:
             yield
@@ -141,7 +141,7 @@ class _Text:
                 return value
 
     def _more(self) -> bool:
-        """Read as much again as is pending, so that a long value is tried few times; False at the end of the file."""
+        """Double the pending text, so that a long value is parsed only a few times. False at the end of the file."""
         text = self._file.read(max(CHUNK, len(self._buffer) - self._place))
         if text:
             self._dropped += self._place

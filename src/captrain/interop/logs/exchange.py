@@ -1,7 +1,7 @@
-"""Inputs and outputs of a traced call as one dialogue, wherever in the two values its messages lie.
+"""Joins the inputs and outputs of a traced call to one dialogue. The messages may be anywhere inside the two values.
 
-Tracing keeps both as the traced call has them: lists of messages, a request and a completion of some API, batches of
-LangChain, a graph's state before and after. Messages may be of any format that chats are read in.
+Tracing tools store the inputs and outputs in the form of the traced call: lists of messages, an API's request and
+completion, LangChain's batches, or a graph's state before and after. Messages may have any chat format.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from captrain.interop.logs.records import ChatRow, RowFormat
 from captrain.interop.logs.source import Foreign, loaded
 
 HOLDERS = ("messages", "input", "output", "choices", "generations", "message", "response", "values")
-"""Members in which messages lie, the likelier first."""
+"""Names of fields that may hold the messages, the most likely first."""
 INSTRUCTIONS = ("instructions", "system")
 
 
 def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[object]:
-    """Join the messages of both, each once: a graph's state afterwards repeats the one before.
+    """Join the messages of inputs and outputs. Outputs that repeat the inputs, such as a graph's state, count once.
 
     Args:
-        inputs: of a traced call, any JSON value.
-        outputs: of the same call.
-        words: whether plain text in the outputs is the assistant's; an inner step outputs names of steps.
+        inputs: inputs of a traced call, any JSON value.
+        outputs: outputs of the same call.
+        words: treat plain text in the outputs as the assistant's. False for inner steps, which output names of steps.
     """
     before, after = items_of(inputs, "user"), items_of(outputs, "assistant" if words else "")
     if before and len(after) > len(before) and dialogue_of(after[: len(before)]) == dialogue_of(before):
@@ -31,7 +31,7 @@ def exchange(inputs: object, outputs: object, *, words: bool = True) -> list[obj
 
 
 def items_of(value: object, role: str) -> list[object]:
-    """List the messages in a value; plain text is one of this role, or none if the role is ""."""
+    """Return the messages in a value. Plain text is one message of this role, or is ignored if the role is ""."""
     value = loaded(value)
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value and role else []
@@ -51,7 +51,7 @@ def items_of(value: object, role: str) -> list[object]:
 
 
 def settings_of(inputs: object) -> Foreign:
-    """Return the request whose messages `items_of` takes: model and tools stand beside them."""
+    """Return the request object of the inputs, which holds the model and the tools. {} if there is none."""
     value = loaded(inputs)
     return value if isinstance(value, Mapping) else {}
 

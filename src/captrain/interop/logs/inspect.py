@@ -34,7 +34,7 @@ from captrain.interop.logs.source import (
 from captrain.records import MOST, Message, file_digest
 
 ATTACHED = 1 << 26
-"""Most characters of the attachments of a sample, counted as often as they are used."""
+"""Most characters of a sample's attachments. An attachment counts each time it is used."""
 ZSTD = 93
 """The compression method of a zip that Python 3.11 does not read."""
 ENCRYPTED = 1
@@ -120,7 +120,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 
 def _bounded(member: IO[bytes]) -> bytes:
-    """Unpack at most as much as a document may have: the stated size may be wrong."""
+    """Unpack a member of an archive up to the size limit of a document. The stated size may be wrong."""
     content = member.read(MOST + 1)
     if len(content) > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
@@ -128,13 +128,13 @@ def _bounded(member: IO[bytes]) -> bytes:
 
 
 class _Attachments:
-    """Texts of a sample, by the names that stand for them. The same one may be used often, so all are bounded."""
+    """Attachments of a sample: placeholder -> text. One may be used often, so the total size is limited."""
 
     def __init__(self, texts: Mapping[str, object]) -> None:
         self.texts, self.length = texts, 0
 
     def fill(self, content: object) -> object:
-        """Replace the names in a text; leave any other content."""
+        """Replace the placeholders in a text by the attachments. Other content is returned unchanged."""
         return ATTACHMENT.sub(self._text, content) if isinstance(content, str) else content
 
     def _text(self, match: re.Match[str]) -> str:

@@ -25,13 +25,13 @@ TAG = re.compile(r"</?tool_response>")
 
 
 def _fields(item: object) -> tuple[str, Mapping[str, object]] | None:
-    """Return type and fields of a LangChain message in any of its three forms; None for anything else."""
+    """Return the type and fields of a LangChain message in any of its three forms. None if it is not one."""
     if not isinstance(item, Mapping) or "role" in item:
         return None
     inner = item.get("kwargs") if item.get("lc") else item.get("data", item)
     if not isinstance(inner, Mapping) or "content" not in inner:
         return None
-    # JavaScript's messages name their kind only in the path of their class.
+    # Messages of LangChain.js name their type only in the path of their class.
     path = item.get("id") if item.get("lc") else None
     name = str(path[-1]).removesuffix("Chunk").removesuffix("Message") if isinstance(path, list) and path else ""
     kind = str(inner.get("type") or name or item.get("type")).removesuffix("MessageChunk").lower()
@@ -66,7 +66,7 @@ def of_sharegpt(item: Mapping[str, object]) -> Message:
     """Convert a message of ShareGPT.
 
     Raises:
-        ValueError: a call in it is no JSON.
+        ValueError: a call in the message is not JSON.
     """
     speaker, value = str(item["from"]), item["value"]
     role, text = OF_SHAREGPT.get(speaker, speaker), value if isinstance(value, str) else json.dumps(value)
@@ -93,7 +93,7 @@ def _calls(value: object) -> Iterable[CallEntry]:
 
 
 def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
-    """Return whether an object is an item of Responses that no other format has."""
+    """Return whether an object is an item of OpenAI's Responses of a type that no other format has."""
     kind = item.get("type") if isinstance(item, Mapping) else None
     return (
         isinstance(kind, str)
@@ -103,7 +103,7 @@ def is_item(item: object) -> TypeGuard[Mapping[str, object]]:
 
 
 def of_item(item: Mapping[str, object]) -> list[Message]:
-    """Convert an item of Responses: to no message, one, or a call and its result."""
+    """Convert an item of OpenAI's Responses to no message (reasoning), one message, or a call and its result."""
     kind, output = str(item["type"]), item.get("output")
     if kind == "reasoning":
         return []
@@ -118,7 +118,7 @@ def of_item(item: Mapping[str, object]) -> list[Message]:
 
 
 def of_parts(item: Mapping[str, object]) -> list[Message]:
-    """Convert a message of parts: a call joins the words or calls before it, and a result is a message of a tool."""
+    """Convert a message with parts. A call is merged into the text or calls before it. A result is a tool message."""
     messages: list[Message] = []
     parts = item["parts"] if isinstance(item["parts"], list) else []
     for part in [part for part in parts if isinstance(part, Mapping)]:

@@ -45,7 +45,7 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
 
 
 def _fault(row: Foreign, response: Foreign) -> str:
-    """Say why a sample is no verdict on the agent: it is masked or labelled as a fault, or an error stands in it."""
+    """Return why a sample does not count against the agent: it is masked, labelled as a fault, or has an error."""
     labels = [str(label) for label in row.get("failure_labels") or []]
     if row.get("mask_sample") or labels:
         return f"the sample is masked: {', '.join(labels) or row.get('error_kind') or 'no reason is given'}"

@@ -9,7 +9,7 @@ from captrain.interop.logs.source import CallEntry, Foreign, call_entry, call_of
 from captrain.records import Message
 
 UNSEEN = ("null", "recall", "agent_state_changed", "change_agent_state", "condensation", "task_tracking")
-"""Actions and observations that are the harness's own."""
+"""Actions and observations of the harness, which are not part of the dialogue."""
 INNER = ("thought", "translated_ipython_code", "impl_source", "security_risk", "confirmation_state", "kind", "hidden")
 LIMITS = ("maximum iteration", "max_iterations", "maximum budget", "max iterations")
 
@@ -21,7 +21,7 @@ def _is_event(item: object) -> bool:
 
 
 def _events(history: object) -> list[Foreign]:
-    """List the events of a history; an older one is pairs of an action and its observation."""
+    """Return the events of a history as a flat list. Older histories are pairs of an action and its observation."""
     items = history if isinstance(history, list) else []
     flat = [part for item in items for part in (item if isinstance(item, list) else [item])]
     return [item for item in flat if isinstance(item, Mapping)]
@@ -40,7 +40,7 @@ def _messages(events: Sequence[Foreign]) -> Iterator[Message]:
 
 
 def _of_kind(kind: str, event: Foreign) -> Iterator[Message]:
-    """Convert an event of version 1."""
+    """Convert an event of OpenHands 1 to messages."""
     if kind == "SystemPromptEvent":
         yield {"role": "system", "content": text_of(event.get("system_prompt"))}
     elif kind == "MessageEvent":
@@ -57,7 +57,7 @@ def _of_kind(kind: str, event: Foreign) -> Iterator[Message]:
 
 
 def _of_action(event: Foreign) -> Message:
-    """Convert an action of version 0: words, or a call as the model made it."""
+    """Convert an action of OpenHands 0 to a text message, or to the call that the model made."""
     action, arguments = str(event["action"]), event.get("args") or {}
     words = text_of(arguments.get("content") or event.get("message")) if action in ("message", "system") else ""
     if action == "system":

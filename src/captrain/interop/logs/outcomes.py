@@ -1,8 +1,9 @@
-"""Did a rollout pass? From the reward of its file, a field that the user names, or a table of scores.
+"""Decides whether a rollout passed, from the reward in its file, a field named by the user, or a score table.
 
-A reward of 1 passes and 0 fails, and so do words such as "resolved" and "wrong". -1 fails, as tools write it that have
--1 and 1. Graded rewards pass at the mark of `--pass-at`, or else at 1. No reward is ever dropped: what has none, or one
-that is out of range, is refused with the remedy.
+- 1 and words such as "resolved" pass. 0 and words such as "wrong" fail.
+- -1 fails, because some tools write -1 and 1.
+- Rewards between 0 and 1 pass if they reach `--pass-at`; without this option only 1 passes.
+- A missing or out-of-range reward is reported with its remedy. No reward is silently dropped.
 """
 
 import csv
@@ -28,7 +29,7 @@ OUTCOMES = (
     *("reward", "resolved", "is_resolved", "passed", "success", "is_correct", "correct", "is_solved", "solved"),
     *("score", "result", "outcome", "verdict", "label", "status", "grade", "accuracy", "utility"),
 )
-"""Names of outcomes, the likelier first."""
+"""Usual names of outcome fields, the most likely first."""
 WORDS = {
     *(
         "reward",
@@ -45,7 +46,7 @@ WORDS = {
     ),
     *("result", "outcome", "verdict", "label", "status", "accuracy", "utility", "win", "won", "match", "graded", "ok"),
 }
-"""Words in the name of a field that looks like an outcome."""
+"""Words that suggest an outcome if they occur in a field's name."""
 PASSED = {
     *(
         "pass",
@@ -89,9 +90,10 @@ SCORES = "trace_id,reward"
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says of the files.
+    """The user's choices about the files.
 
-    outcome, messages, agent: fields, as dotted paths. pass_at: least reward of a passed rollout.
+    outcome, messages, agent: fields that hold these, as dotted paths; "" if not given. pass_at: least reward that
+    passes.
     """
 
     outcome: str = ""
@@ -101,7 +103,7 @@ class Choices:
 
 
 AS_READ = Choices()
-"""No choices: everything as the files have it."""
+"""No choices by the user."""
 
 
 def at(row: object, path: str) -> object:
@@ -120,7 +122,7 @@ def at(row: object, path: str) -> object:
 
 
 def number_of(value: object) -> float | None:
-    """Read an outcome: a truth value, a finite number, or a word such as "resolved"; None for anything else."""
+    """Convert an outcome to a number: a boolean, a finite number, or a word such as "resolved". None for all else."""
     if isinstance(value, str):
         word = value.strip().lower()
         if word in PASSED or word in FAILED:
@@ -162,7 +164,7 @@ def _is_named(path: str) -> bool:
 
 @dataclass
 class Judge:
-    """Decides which rollouts passed, and counts what a reader should know."""
+    """Decides which rollouts passed, and counts unusual rewards for the notes to the user."""
 
     choices: Choices
     scores: "Scores | None" = None
@@ -171,10 +173,10 @@ class Judge:
     judged: int = 0
 
     def chosen(self, entry: Entry, row: Foreign, path: Path) -> Entry:
-        """Return an entry with the outcome, task and agent that the user's choices give it.
+        """Return the entry with the outcome, task and agent from the user's choices and score table.
 
         Raises:
-            ValueError: it lacks a field that the user names.
+            ValueError: the row lacks a field that the user named.
         """
         if entry.index == 1 and self.choices.outcome and at(row, self.choices.outcome) is None:
             row = {**row, **result_beside(path)[1]}
@@ -191,8 +193,8 @@ class Judge:
         return entry
 
     def rollout(self, file: str, entry: Entry, row: Foreign, path: Path) -> Rollout | str:
-        """Return the record of an entry with its outcome, or why it has none."""
-        if entry.reward is None and not entry.fault:  # where there is a fault, nothing counts
+        """Return the rollout of an entry with its outcome, or the reason why it has none."""
+        if entry.reward is None and not entry.fault:  # with a fault, no reward is needed
             name, result = result_beside(path) if entry.index == 1 and not _hint(row) else ("", {})
             return entry.missing or f"{NO_REWARD}{_hint(result, f' in {name}') if result else _hint(row)}"
         reward = number_of(entry.reward or 0.0 if entry.fault else entry.reward)
@@ -215,7 +217,7 @@ class Judge:
         return record
 
     def notes(self) -> Iterator[str]:
-        """Say what was decided beyond 0 and 1, and which scores match nothing."""
+        """Yield notes for the user: on rewards other than 0 and 1, and on scores that match no rollout."""
         if self.between:
             least, most, mark = min(self.between), max(self.between), self.choices.pass_at
             passed = 0 if mark is None else sum(reward >= mark for reward in self.between)
@@ -281,7 +283,7 @@ class Scores:
         self.lines = {line.key: line for line in lines}
 
     def line_of(self, entry: Entry, path: Path) -> ScoreLine | None:
-        """Return the line of an entry: by its task, another of its names, or its file."""
+        """Return the entry's line in the score table, found by its task, another name of it, or its file."""
         names = [
             *entry.keys,
             entry.task,
@@ -301,12 +303,12 @@ class Scores:
         return None
 
     def unused(self) -> list[str]:
-        """List the lines that no rollout took."""
+        """Return the names in the table that match no rollout."""
         return [key for key in self.lines if key not in self._used]
 
 
 def scores_for(entry: Entry, path: Path) -> str:
-    """Return the first lines of a table of scores that would name this entry."""
+    """Return the first lines of an example score table that scores this entry."""
     if entry.keys and entry.keys[0]:
         return f"{SCORES}\n{plain(entry.keys[0])},1"
     is_named = not re.fullmatch(r"[0-9a-f]{6}:\d+", entry.task)

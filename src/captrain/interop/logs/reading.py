@@ -1,9 +1,9 @@
-"""Other people's logs as rollouts, of any format in docs/formats.md.
+"""Reads other tools' logs, in any format in docs/formats.md, and returns them as rollouts.
 
-The format is detected from the content. Embedded tasks are used, because an installed benchmark may hold others under
-the same ids. Only known fields are read, so that no settings or headers of a run come along; values under
-credential-like names inside tool arguments are replaced. Nothing is skipped silently: every unreadable entry is listed
-with its reason.
+The format is detected from the content. If a log embeds its tasks, these are used: an installed benchmark may have
+different tasks under the same ids. Only known fields are read, so the settings and headers of a run are never copied.
+Values under credential-like names inside tool arguments are replaced. Every entry that cannot be read is listed with
+its reason.
 
 Logs may be larger than memory: files are read entry by entry, and rollouts are kept on disk.
 """
@@ -95,11 +95,11 @@ SAMPLES = "samples"
 UNKNOWN = "unknown"
 NO_FORMAT = "it is of no known format"
 OPTION = re.compile(r"add (--\w+ (?:'[^']+'|\S+))$")
-"""An option that a reason ends with."""
+"""A reason may end by naming the command-line option to add."""
 EVENT_FILE = re.compile(r"(?:event-)?\d+(?:-[\w-]+)?\.json")
-"""A file of OpenHands with one event."""
+"""Name of an OpenHands file that holds a single event."""
 FEW_ENTRIES = 9
-"""A larger file is refused if most of its entries cannot be read: its format was probably misjudged."""
+"""A file with more entries than this is refused if most of them are unreadable: its format was probably misjudged."""
 TRACES = (
     TraceFormat("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
     TraceFormat("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
@@ -129,15 +129,15 @@ ROWS = (
     chat.CHAT,
     steps.STEPS,
 )
-"""Formats of rows, the more specific first."""
+"""Row formats in the order they are tried, the most specific first."""
 FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE, requests.REQUESTS_OF_RUN, steps.STEPS_OF_FILE)
-"""Formats of files that are one dialogue."""
+"""Formats of files that hold exactly one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\
 {"messages": [{"role": "user", "content": "Cancel order 7."},
               {"role": "assistant", "content": "Order 7 is cancelled."}],
  "reward": 1}"""
-"""The simplest chat: one such object, or one a line."""
+"""The simplest chat log: one such object, or one per line."""
 FORMATS = ", ".join(
     dict.fromkeys(
         ["tau2", "ToolSandbox", "Inspect", "BFCL results", *(entry.name for entry in (*ROWS, *FILES, *TRACES))]
@@ -166,11 +166,11 @@ REMEDIES = {
     UNKNOWN: REMEDY,
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
 }
-"""Remedies, by the reason why entries cannot be read, or else by the format."""
+"""Remedy for each reason why an entry is unreadable. Falls back to the remedy of the format."""
 WHOLE = ("file", "the file")
-"""Places that are a whole file."""
+"""Values of `Skipped.place` that mean the whole file."""
 LIST_LENGTH = 200
-"""Skipped entries that are listed; of more only the number is kept."""
+"""Most skipped entries that are listed. Further ones are only counted."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,18 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Logs:
-    """Rollouts of the logs that were read, and what could not be read.
+    """The rollouts of all logs, and the entries that could not be read.
 
-    rollouts: of all files, as records of diagnosis. tools: OpenAI schemas, from the files or else inferred from the
-    calls; inferred: the names of the latter. policies: what agents were told, by environment, if the files hold it.
-    skipped: entries that could not be read, at most `LIST_LENGTH`. sources: for each file its name, format, if known
-    version, domain, agent and user model, and the numbers of its entries, imported and skipped. notes: sentences on
-    what was decided while reading: graded rewards, repetitions, agents that were told apart, files without a dialogue.
+    Attributes:
+        rollouts: the rollouts of all files.
+        tools: OpenAI tool schemas, from the files or inferred from the calls.
+        policies: environment -> the agent's instructions, if the files hold them.
+        skipped: entries that could not be read, at most `LIST_LENGTH`.
+        sources: one object per file: its name and format; its version, domain, agent and user model if known; and the
+            numbers of entries read, imported and skipped.
+        inferred: names of the tools whose schemas were inferred from calls.
+        notes: sentences for the user about decisions made while reading, such as graded rewards, repeated rollouts,
+            several agents in one log, or files without a dialogue.
     """
 
     rollouts: Spool[Rollout]
@@ -203,7 +208,7 @@ class Logs:
 
     @property
     def known_tools(self) -> list[JsonObject]:
-        """The schemas that the files hold."""
+        """Tool schemas that the files themselves contain."""
         return [tool for tool in self.tools if tool["function"]["name"] not in self.inferred]
 
     @property
@@ -225,8 +230,8 @@ def read_logs(
         paths: files of any format in docs/formats.md, packed or not; result folders; any other folder is searched for
             files.
         scores: a CSV of outcomes, by trace, session, file or task.
-        keep_secrets: whether what looks like a key stays in the texts.
-        choices: what the user says of outcomes, messages and agents.
+        keep_secrets: keep text that looks like an API key.
+        choices: fields that the user named for outcomes, messages and agents.
 
     Raises:
         UserError: a path does not exist, there is no rollout in any of them, most entries of a file cannot be read, a
@@ -263,23 +268,23 @@ class _Reader:
         self.origins: list[Origin] = []
         self.skipped: list[Skipped] = []
         self.passed_over: list[Skipped] = []
-        """Files of a folder that hold no dialogue."""
+        """Files of a searched folder that hold no dialogue. They are not errors."""
         self.unknown: list[str] = []
-        """Those among them that may hold one in no known format."""
+        """Files without a known format that look like a dialogue. The user is told about them."""
         self.sources: list[JsonObject] = []
         self.tools: dict[str, JsonObject] = {}
         self.policies: dict[str, str] = {}
         self.read: set[str] = set()
-        """Digests of files, and of rollouts with what stands beside them."""
+        """Digests of files, and of rollouts with their task, agent, trial and outcome (see `unread`)."""
         self.unscored: str | None = None
-        """The first lines of a table of scores for what has no outcome."""
+        """An example score table for the first rollout without an outcome, shown in the remedy."""
 
     def censor(self, value: Value) -> Value:
-        """Remove what looks like a key, unless keys are to stay; those of the environment never do."""
+        """Remove text that looks like an API key, unless `keep_secrets`. Keys of the environment are always removed."""
         return censored(value, shapes=not self.keep_secrets)
 
     def skip_file(self, file: "_File", reason: str, *, may_be_dialogue: bool = False) -> None:
-        """List a file that cannot be read at all. A folder may hold files without a dialogue."""
+        """Record a file that cannot be read at all. In a searched folder, an unknown format is no error."""
         if file.is_found and reason.startswith(NO_FORMAT):
             self.passed_over.append(Skipped(file.name, "file", NO_DIALOGUE))
             self.unknown += [file.name] if may_be_dialogue else []
@@ -288,10 +293,10 @@ class _Reader:
         self.sources.append({"file": file.name, "format": UNKNOWN, "entries": 0, "imported": 0, "skipped": 1})
 
     def add(self, file: "_File", source: Source) -> None:
-        """Read the entries of a file, as far as they can be read.
+        """Import every readable entry of a file.
 
         Raises:
-            UserError: most of them cannot be read, or a reward is out of range.
+            UserError: most entries cannot be read, or a reward is out of range.
         """
         counts = {"entries": 0, "imported": 0, "skipped": 0}
         reasons, first_places, listed = Counter[str](), dict[str, str](), len(self.skipped)
@@ -332,7 +337,7 @@ class _Reader:
         self.policies |= self.censor(source.policies)
 
     def judged(self, file: "_File", digest: str, entry: Read, row: Foreign) -> tuple[Read, Rollout | str]:
-        """Return an entry as the user's choices have it, and its record, or why there is none."""
+        """Apply the user's choices to an entry. Return the entry, and its rollout or the reason why it has none."""
         if not isinstance(entry, Entry):
             return entry, self.censor(entry)
         try:
@@ -342,9 +347,10 @@ class _Reader:
             return entry, reason_of(error) if type(error) is ValueError else f"it cannot be read: {reason_of(error)}"
 
     def unread(self, file: str, entry: Read, record: Rollout) -> Rollout | None:
-        """Return a rollout with its own id, or None if it was read before: a file that is given twice counts once.
+        """Return the rollout, or None if it was read before. A file that is given twice counts once.
 
-        Files of equal bytes are two rollouts if what stands beside them differs: task, agent, trial or outcome.
+        Two files with equal bytes are still two rollouts if their task, agent, trial or outcome differs. Outcomes, for
+        example, may come from files beside them. The second rollout then gets an id of its own.
         """
         names = (entry.agent, entry.keys) if isinstance(entry, Entry) else ()
         beside = record.task.id, record.trial, record.policy, record.outcome, record.score, record.error, names
@@ -360,7 +366,7 @@ class _Reader:
         self.calls.add(rollout)
 
     def empty(self, names: Sequence[str]) -> UserError:
-        """Say why there is no rollout in these files: each reason once."""
+        """Return the error for files without any rollout. It names each reason once."""
         places: dict[str, list[str]] = {}
         is_one = len(names) == 1 and Path(names[0]).is_file()
         for entry in (*self.skipped, *self.passed_over):
@@ -382,7 +388,7 @@ class _Reader:
         )
 
     def remedy(self, source_format: str, reasons: Sequence[str]) -> str:
-        """Choose the remedy for entries of a format that cannot be read for these reasons."""
+        """Choose the remedy to show, given the file's format and the reasons why its entries are unreadable."""
         for reason in reasons:
             if option := OPTION.search(reason):
                 return f"add {option[1]}"
@@ -396,7 +402,7 @@ class _Reader:
         return next(remedies, "correct these entries; docs/formats.md has an example of each format")
 
     def logs(self) -> Logs:
-        """Return the logs, with the name of its agent and the number of its trial in every rollout."""
+        """Return the logs. Each rollout now has the final name of its agent and the number of its trial."""
         notes = [*self.judge.notes(), *settle(self.origins)]
         if self.unknown:
             count, first = counted(len(self.unknown), "file"), plain(self.unknown[0])
@@ -416,12 +422,12 @@ class _Reader:
 
 
 def _is_aside(reason: str) -> bool:
-    """Tell whether an entry is no rollout but a part or a result of one, as far as its reason says."""
+    """Return whether an entry was skipped only because it holds no dialogue, or holds a request without its answer."""
     return reason.startswith((NO_DIALOGUE, chat.REQUEST))
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
-    """Yield the entries of a file, up to a place from where it cannot be read."""
+    """Yield the entries of a file. If the file breaks off, the last item is the reason why the rest is unreadable."""
     try:
         yield from source.entries
     except (OSError, *MALFORMED) as error:
@@ -429,10 +435,10 @@ def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
 
 
 def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
-    """Return logs of rollouts in memory.
+    """Return the logs of rollouts in memory.
 
     Raises:
-        UserError: there are none.
+        UserError: `rollouts` is empty.
     """
     reader = _Reader()
     for rollout in rollouts:
@@ -449,15 +455,15 @@ def logs_of_rollouts(rollouts: Iterable[Rollout]) -> Logs:
 def logs_of_rows(
     rows: "Iterable[object] | pd.DataFrame", scores: Path | None = None, choices: Choices = AS_READ
 ) -> Logs:
-    """Read rows in memory as a file of them is read.
+    """Read rows in memory exactly like a JSON-lines file with the same rows.
 
     Args:
-        rows: objects of any format of rows in docs/formats.md, in which messages may be objects of LangChain or
-            pydantic; or a frame with a row for each rollout, whose cells may be JSON text.
+        rows: either objects in any row format in docs/formats.md, whose messages may be LangChain or pydantic objects;
+            or a pandas frame with one row per rollout, whose cells may be JSON text.
         scores, choices: see `read_logs`.
 
     Raises:
-        UserError: a row is no object, or the rows cannot be read.
+        UserError: a row is not an object, or the rows cannot be read.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, IN_MEMORY)
@@ -474,7 +480,7 @@ def logs_of_rows(
 
 
 def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
-    """Convert the rows of a frame to objects without missing values, with JSON text parsed."""
+    """Convert the rows of a frame to objects: missing cells are left out, and JSON text is parsed."""
     if not hasattr(rows, "columns"):
         return rows
     frame: pd.DataFrame = rows  # pyright: ignore[reportAssignmentType]
@@ -485,7 +491,7 @@ def _records(rows: "Iterable[object] | pd.DataFrame") -> Iterable[object]:
 
 
 def _plain(value: object) -> object:
-    """Convert a value that JSON does not know: pydantic records by their fields, arrays as lists, the rest as text."""
+    """Convert a value for JSON: a pydantic object to its fields, an array to a list, any other object to text."""
     for name, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
         if method := getattr(value, name, None):
             return method(**options)
@@ -502,7 +508,11 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class _File:
-    """A file to read. argument: what the user named. name, shown: in reports and in messages. is_found: in a folder."""
+    """A file to read.
+
+    argument: the path that the user gave. shown: the name in messages. is_found: the file was found in a folder or an
+    archive, not named by the user.
+    """
 
     path: Path
     argument: Path
@@ -515,7 +525,7 @@ class _File:
 
 
 def _files(paths: Sequence[Path], folders: ExitStack) -> Iterator[_File]:
-    """Yield the files to read: those given, unpacked, and in folders those that look like results."""
+    """Yield the files to read. Packed files are unpacked, and folders are searched for files that may be logs."""
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist", "check the path: name a log file, or a folder of them")
@@ -545,14 +555,14 @@ def _found(folder: Path) -> Iterator[Path]:
         yield folder / "results.json"
     else:
         files = {file for file in folder.rglob("*") if file.is_file() and _may_hold_dialogues(file)}
-        # Score files and summaries of a run are read with what they are about.
+        # Score files and run summaries are read together with the files they describe.
         files -= {file for file in files if terminal_bench.is_summary(file)}
         absolute = {file.absolute() for file in files}
         yield from sorted(file for file in files if bfcl.results_of(file) not in absolute)
 
 
 def _joined_events(files: Iterable[Path], folders: ExitStack) -> Iterator[tuple[Path, list[Path]]]:
-    """Join the files of OpenHands' folders, which hold one event each; yield each new file with its parts."""
+    """Join OpenHands' one-event files to one file per folder. Yield each joined file with the files it was made of."""
     groups: dict[Path, list[Path]] = {}
     for file in files:
         if EVENT_FILE.fullmatch(file.name):
@@ -578,7 +588,10 @@ def _may_hold_dialogues(file: Path) -> bool:
 
 
 def _read(path: Path, choices: Choices) -> Source:
-    """Read a file as what its content is: an archive, an object with lists of its own, or rows."""
+    """Detect the format of a file from its content and return its reader.
+
+    A file is an archive, a JSON object that a benchmark wrote as one document, or rows.
+    """
     if is_binary(path) and not inspect.is_archive(path):
         raise Unreadable(BINARY)
     try:
@@ -605,7 +618,7 @@ def _read(path: Path, choices: Choices) -> Source:
 
 
 def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
-    """Say what a file without a known format holds."""
+    """Return the reason why a file has no known format. It names the fields of the first row."""
     if choices.messages:
         return f"{NO_FIELD} {choices.messages}"
     fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
@@ -615,7 +628,7 @@ def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
 
 
 def _read_rows(path: Path, first: Sequence[Foreign], rows: Rows, formats: Sequence[RowFormat]) -> Source | None:
-    """Read rows in the first format that recognizes them; None if none does."""
+    """Read rows in the first format that recognizes them. Return None if no format does."""
     for trace_format in TRACES:
         if any(_holds(trace_format.recognizes, row) for row in first):
             return read_traces(path, trace_format, rows)
@@ -639,7 +652,7 @@ def _read_rows(path: Path, first: Sequence[Foreign], rows: Rows, formats: Sequen
 
 
 def _read_document(path: Path) -> Source | None:
-    """Read an archive, or an object with lists of its own; None if the file holds rows."""
+    """Read an Inspect archive, or a document of ToolSandbox, tau2 or Inspect. Return None if the file holds rows."""
     if inspect.is_archive(path):
         try:
             return inspect.read_archive(path)
@@ -669,8 +682,10 @@ def _holds(recognizes: Callable[[Value], bool], row: Value) -> bool:
 
 
 class _CallShapes:
-    """Schemas inferred from the calls of agents and references: all arguments seen; those in every call are
-    required."""
+    """Tool schemas inferred from the calls of agents and references.
+
+    A schema has every argument seen in any call. Arguments present in every call are required.
+    """
 
     def __init__(self) -> None:
         self._possible: dict[str, set[str]] = {}
@@ -686,7 +701,7 @@ class _CallShapes:
                     self._required.setdefault(name, names).intersection_update(names)
 
     def schemas(self) -> dict[str, JsonObject]:
-        """Return schemas by tool name, in the order of the names."""
+        """Return tool name -> schema, sorted by name."""
         tools: dict[str, JsonObject] = {}
         for name, possible in sorted(self._possible.items()):
             properties = {argument: {} for argument in sorted(possible)}

@@ -1,7 +1,6 @@
-"""Rows of a file: JSON lines, a JSON array, a single JSON object, or a CSV whose cells may hold JSON.
+"""Reads the rows of a file: JSON lines, a JSON array, a single JSON object, or a CSV whose cells may hold JSON.
 
-A format of rows recognizes its rows and converts each to a `ChatRow`. It need not know how rows are stored: every
-format is read from all of these.
+A row format recognizes its rows and converts each to a `ChatRow`. It does not depend on how rows are stored.
 """
 
 import csv
@@ -19,7 +18,7 @@ from captrain.records import plain
 
 FIRST = 20
 LONGEST = 1 << 26
-"""Characters of a cell: a dialogue is long, and an unclosed quote takes everything after it."""
+"""Longest CSV cell in characters. Dialogues are long, but an unclosed quote would read the rest of the file."""
 OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 DELIMITERS = ",;\t"
@@ -28,12 +27,12 @@ TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class ChatRow:
-    """A dialogue with its outcome, as a file has it.
+    """A dialogue with its outcome, as the file has it.
 
-    messages: of any format in `captrain.interop.logs.chat`. reference: assistant messages of a solution. script: what a
-    simulated user was told. injections: texts that AgentDojo put into its world. fault: an error that was not the
-    agent's. limit, grading, submission, expected: see `captrain.records.TaskFacts`. agent, keys, missing, result: see
-    `Entry`.
+    messages: in any format of `captrain.interop.logs.chat`. reference: assistant messages of a solution. script:
+    instructions of the simulated user. injections: texts that AgentDojo put into its environment. fault: an error that
+    was not the agent's fault. limit, grading, submission, expected: see `captrain.records.TaskFacts`. agent, keys,
+    missing, result: see `Entry`.
     """
 
     messages: Sequence[object]
@@ -58,8 +57,7 @@ class ChatRow:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A format of rows. `convert` returns the row as a chat, or as the record that it already is, or why it is
-    neither."""
+    """A row format. `convert` returns a chat, a finished rollout, or the reason why the row is neither."""
 
     name: str
     recognizes: Callable[[Foreign], bool]
@@ -68,7 +66,7 @@ class RowFormat:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format whose rows, all together, are one dialogue: `recognizes` sees the first of them."""
+    """A format in which all rows of a file form one dialogue. `recognizes` gets the first rows."""
 
     name: str
     recognizes: Callable[[Sequence[Foreign]], bool]
@@ -76,12 +74,12 @@ class FileFormat:
 
 
 def is_lines(path: Path) -> bool:
-    """Return whether a file is JSON lines: its first line is a JSON object, and not the whole file."""
+    """Return whether a file is JSON lines: its first line is a JSON object, and more lines follow."""
     if path.suffix == ".jsonl":
         return True
     start = length = 0
     with path.open("rb") as file:
-        while piece := file.readline(CHUNK):  # a whole document may be one line
+        while piece := file.readline(CHUNK):  # read in chunks, because a whole document may be one line
             if not length and not piece.strip():
                 start += len(piece)
                 continue
@@ -99,10 +97,10 @@ def is_lines(path: Path) -> bool:
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the rows of a file with their places; a text says why a row could not be parsed.
+    """Yield (place, row) for the rows of a file. A row that is a text is the reason why it could not be parsed.
 
     Raises:
-        ValueError: the file is neither lines nor a JSON document nor a table.
+        ValueError: the file is neither JSON lines nor a JSON document nor a table.
     """
     if is_table(path):
         yield from table_rows(path)
@@ -122,8 +120,11 @@ def rows_of(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
-    """Yield the rows inside a document that is no row itself: those of its longest list of objects, or its members, if
-    nearly all of them are objects, with their names as `task_id`. The model may stand beside them."""
+    """Yield (place, row) for the rows inside a JSON document.
+
+    The rows are the document's longest list of objects. Without such a list, they are the document's members if nearly
+    all of these are objects; a member's name is then its `task_id`. The document's model is added to every row.
+    """
     shared = {name: document[name] for name in ("model", "model_name") if isinstance(document.get(name), str)}
     lists = {
         name: part
@@ -141,19 +142,19 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
 
 
 def is_binary(path: Path) -> bool:
-    """Return whether a file is no text: it holds control characters, and is not in UTF-16 or UTF-32."""
+    """Return whether a file is binary: it has control characters, and is not in UTF-16 or UTF-32."""
     with path.open("rb") as file:
         beginning = file.read(1 << 12)
     return json.detect_encoding(beginning) in ("utf-8", "utf-8-sig") and bool(CONTROL.search(beginning))
 
 
 def first_objects(path: Path) -> list[Foreign]:
-    """Return the first rows that are objects; they tell the format."""
+    """Return the first rows that are objects, from which the format is detected."""
     return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
 
 
 def is_table(path: Path) -> bool:
-    """Return whether neither the name nor the first character of a file is that of JSON."""
+    """Return whether a file looks like a table: it has delimiters, and neither its name nor its start is JSON's."""
     if path.suffix in OF_JSON:
         return False
     with path.open("rb") as file:
@@ -168,7 +169,7 @@ def has_columns(path: Path, names: Collection[str]) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield each row as an object; a text says why the rest of the table could not be read."""
+    """Yield (place, row) for each row of a table. If the rest is unreadable, the last item is the reason."""
     csv.field_size_limit(LONGEST)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header = file.readline(LONGEST)
@@ -182,7 +183,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _value(cell: object) -> object:
-    """Read a cell: empty, JSON, a list in Python's notation, or text."""
+    """Convert a cell: None if empty, else a truth value, JSON, a Python list, or text."""
     if not isinstance(cell, str) or not cell.strip():
         return None
     if cell.lower() in TRUTHS:

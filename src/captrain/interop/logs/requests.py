@@ -20,7 +20,7 @@ REQUESTS, ANSWERS = ("input", "inputs"), ("output", "outputs")
 
 
 def _call(row: Foreign) -> tuple[object, object]:
-    """Return request and answer of a row; None for each that is missing."""
+    """Return the request and the answer in a row. Each is None if it is missing."""
     data = row.get("span_data")
     place = data if isinstance(data, Mapping) else row
     request = next((loaded(place[name]) for name in REQUESTS if place.get(name)), None)
@@ -46,7 +46,7 @@ def _runs(row: object) -> Iterator[TraceRun]:
 
 
 def _are_of_one_run(rows: Sequence[Foreign]) -> bool:
-    """Tell whether each request repeats the one before it and goes on."""
+    """Return whether the rows are one run: each request starts with the whole previous request."""
     calls = [_call(row) for row in rows]
     requests = [dialogue_of(items_of(request, "")) for request, answer in calls if answer]
     pairs = zip(requests, requests[1:], strict=False)

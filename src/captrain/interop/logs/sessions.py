@@ -1,4 +1,4 @@
-"""Sessions of Claude Code, Codex and OpenClaw: a file of events, one dialogue. A table of scores gives the outcomes."""
+"""Reads sessions of Claude Code, Codex and OpenClaw. A file of events is one dialogue. Outcomes need a score table."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ from captrain.interop.logs.source import Foreign, call_entry, calling
 
 OF_CODEX = {"session_meta", "response_item", "turn_context", "event_msg", "thread.started", "item.completed"}
 SPEAKERS = ("user", "assistant", "system", "developer", "tool", "toolresult")
-"""Roles of a dialogue. Others are notes of the tool, such as a command that the user ran."""
+"""Roles that are part of the dialogue. Other roles are notes of the tool, such as a command that the user ran."""
 SPOKEN = ("user", "assistant", "message")
 """Types of events that hold a message."""
 LIMIT = "error_max_"
-"""How the end of a session by a limit begins, such as `error_max_turns`."""
+"""Prefix of the end reason of a session that hit a limit, such as `error_max_turns`."""
 
 
 def _recognizes(rows: Sequence[Foreign]) -> bool:
@@ -28,7 +28,7 @@ def _message(row: Foreign) -> Foreign | None:
 
 
 def _items(rows: Sequence[Foreign]) -> Iterator[Foreign]:
-    """Yield the messages and items of a session, without those of agents below it and the tool's own notes."""
+    """Yield the messages and items of a session, without those of its subagents and without the tool's notes."""
     for row in rows:
         if row.get("isSidechain") or row.get("isMeta"):
             continue
@@ -56,7 +56,7 @@ def _of_codex(item: Foreign) -> Iterator[Foreign]:
 
 
 def _joined(items: Iterator[Foreign]) -> list[Foreign]:
-    """Join the pieces of an answer, which is written a block at a time under one id."""
+    """Join the messages of an answer. The log has one message per content block, all with the same id."""
     whole: list[Foreign] = []
     for item in items:
         last = whole[-1] if whole else {}

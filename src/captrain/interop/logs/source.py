@@ -1,7 +1,7 @@
-"""One file of logs as its format reads it, and what all formats share: records, arguments, texts, no credentials.
+"""Types and functions that all log formats share: sources, entries, tool calls, texts, removal of credentials.
 
-A format may assume nothing about a value: `entries_of` turns any error of reading it into the reason why an entry is
-skipped, and reads on.
+A format need not check the types of values that it reads. `entries_of` catches any error, skips the entry with the
+error as its reason, and continues with the next entry.
 """
 
 import ast
@@ -19,12 +19,12 @@ from captrain.errors import UserError
 from captrain.records import JsonObject, Message, Rollout, Score, Task, digest, first_fault, plain, read_bytes
 
 Foreign = Mapping[str, Any]
-"""A JSON object in a foreign file: read only, and checked where it is read."""
+"""A JSON object from another tool's file. It is never changed, and its values are checked where they are used."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions of reading a value of an unexpected form."""
+"""Exceptions raised when a value has an unexpected form."""
 
 WRITTEN_BY_PYTHON = 1 << 20
-"""Longest value in Python's notation that is read."""
+"""Longest text, in characters, that is parsed as a Python literal."""
 CREDENTIAL = re.compile(
     r"(api|access|secret|private|auth|bearer|session|refresh)[-_ ]?(key|token)|^(key|token|secret|bearer|auth)$"
     r"|authori[sz]ation|password|passwd|passphrase|credential|client[-_ ]?secret",
@@ -33,7 +33,7 @@ CREDENTIAL = re.compile(
 DROPPED = "[dropped]"
 NAMES = ("name", "tool_name", "toolName", "tool", "function", "action")
 ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args")
-"""Members of a call that hold its name and its arguments, in the notations of various tools."""
+"""Names of the fields of a call that hold its name (`NAMES`) and its arguments, in various tools' notations."""
 CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId")
 
 
@@ -42,14 +42,15 @@ class Entry:
     """A rollout as a format reads it, before its outcome is judged.
 
     Attributes:
-        index: number in its file.
-        reward: as the file has it; None if it has none.
-        trial: None if the file does not number trials.
-        agent: the implementation or prompt that played, if the file names it; the model is `policy`.
-        fault: an error that was not the agent's; the reward is then kept in the task's data.
-        keys: further names of the rollout, by which a table of scores may call it.
-        missing: why there is no reward, where the file says more than nothing.
-        result: the file that holds the result of this trial alone; records with the same one are of one trial.
+        index: number of the entry in its file.
+        reward: the reward as the file has it; None if it has none.
+        policy: name of the model.
+        trial: number of the trial; None if the file does not number trials.
+        agent: the implementation or prompt, if the file names it.
+        fault: an error that was not the agent's fault. The reward is then kept only in the task's data.
+        keys: further names of the rollout that a score table may use.
+        missing: why there is no reward, if the file says why.
+        result: the file with the result of this one trial. Entries with the same result file are the same trial.
     """
 
     index: int
@@ -72,16 +73,16 @@ class Entry:
 NO_DIALOGUE = "it holds no dialogue"
 NO_AGENT = "the log holds no message of the agent"
 Read = Entry | Rollout | str
-"""What a format reads: an entry, a finished record, or why there is neither."""
+"""What a format makes of an object: an entry, a finished rollout, or the reason why it is skipped."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file as a format reads it.
+    """The content of one log file.
 
-    file: digest of the file. about: what the file says of itself, as JSON. entries: each with its place and the object
-    it was read from; they can be read once. tools: schemas by name. policies: what agents were told, by environment.
-    Tools and policies are complete when all entries have been read.
+    file: digest of the file. about: facts about the file, such as its format. entries: (place, entry, original object);
+    can be iterated only once. tools: name -> schema. policies: environment -> the agent's instructions. Tools and
+    policies are complete only after all entries have been read.
     """
 
     file: str
@@ -117,7 +118,7 @@ class _Function(BaseModel):
 
 
 def reason_of(error: Exception) -> str:
-    """Say why a value cannot be read, in the terms of whoever wrote the file."""
+    """Return the reason why a value cannot be read, in words that the author of the file understands."""
     if isinstance(error, ValidationError):
         return first_fault(error)
     if isinstance(error, RecursionError):
@@ -131,11 +132,11 @@ def reason_of(error: Exception) -> str:
 
 
 def json_of(path: Path) -> Any:
-    """Read the JSON document in a file, which may hold escaped lone surrogates.
+    """Read the JSON document in a file. Escaped lone surrogates are allowed.
 
     Raises:
         ValueError: the file is missing, cannot be read, or is not JSON.
-        RecursionError: it is nested too deeply.
+        RecursionError: the document is nested too deeply.
     """
     try:
         return json.loads(read_bytes(path))
@@ -146,12 +147,12 @@ def json_of(path: Path) -> Any:
 def entries_of(
     values: Iterable[tuple[str, object]], read: Callable[[int, Foreign], Read], first: int = 1
 ) -> Iterator[tuple[str, Read, Foreign]]:
-    """Read each value into its entry, or into the reason why there is none.
+    """Yield (place, entry or reason, original object) for each value.
 
     Args:
-        values: places and values; a text says why a value could not be parsed.
-        read: takes the number of an object and the object.
-        first: number of the first.
+        values: (place, value). A value that is a text is the reason why it could not be parsed.
+        read: function of an object's number and the object.
+        first: number of the first object.
     """
     for number, (place, value) in enumerate(values, start=first):
         if not isinstance(value, dict):
@@ -164,12 +165,12 @@ def entries_of(
 
 
 def call_entry(name: object, arguments: object, call_id: object = None) -> CallEntry:
-    """Return a call as chat messages hold it."""
+    """Return a tool call in the form of chat messages."""
     return {"id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
 def call_of(entry: object) -> CallEntry | None:
-    """Read a call in any tool's notation: OpenAI's, or an object with a name and its arguments; None for no call."""
+    """Read a call in OpenAI's notation, or from an object with a name and arguments. None if it is not a call."""
     if not isinstance(entry, Mapping):
         return None
     function = entry.get("function")
@@ -181,13 +182,15 @@ def call_of(entry: object) -> CallEntry | None:
 
 
 def calling(calls: list[CallEntry], text: str = "") -> Message:
-    """Return the assistant's message with these calls."""
+    """Return an assistant message with these calls."""
     return {"role": "assistant", "content": text, "tool_calls": calls}
 
 
 def schema_of(tool: object) -> JsonObject | None:
-    """Reduce a tool's schema to its known members. OpenAI's form, without its outer object, or Anthropic's; None for
-    anything else."""
+    """Reduce a tool's schema to its known fields. None if it is not a schema.
+
+    Accepts OpenAI's form, with or without the outer object, and Anthropic's.
+    """
     if not isinstance(tool, Mapping):
         return None
     entry = tool.get("function", tool)
@@ -202,13 +205,13 @@ def schema_of(tool: object) -> JsonObject | None:
 
 
 def schemas_by_name(tools: object) -> dict[str, JsonObject]:
-    """Reduce the valid schemas among some values, by tool name."""
+    """Return tool name -> reduced schema for the valid schemas in a list."""
     schemas = map(schema_of, tools if isinstance(tools, list) else [])
     return {schema["function"]["name"]: schema for schema in schemas if schema}
 
 
 def well_formed(value: Any) -> Any:
-    """Replace lone surrogates, which no file can hold, in the texts of a JSON value."""
+    """Replace lone surrogates in all texts of a JSON value, because UTF-8 files cannot hold them."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -217,11 +220,11 @@ def well_formed(value: Any) -> Any:
 
 
 def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollout | str:
-    """Make the rollout of an entry with an outcome, or say why the entry is left out.
+    """Return the rollout of an entry with an outcome, or the reason why the entry is left out.
 
     Args:
-        file: digest of the file; with the entry's index it gives the rollout its id.
-        entry: as read.
+        file: digest of the file. The rollout's id is made from it and the entry's index.
+        entry: the entry.
         reward: between 0 and 1.
         passed: whether the rollout passed.
     """
@@ -252,14 +255,14 @@ def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollo
 
 
 def cleaned(value: object) -> object:
-    """Replace everything under a credential-like name in a JSON value, at any depth."""
+    """Replace all values under credential-like names in a JSON value, at any depth."""
     if isinstance(value, dict):
         return {k: DROPPED if CREDENTIAL.search(str(k)) else cleaned(item) for k, item in value.items()}
     return [cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def parsed(arguments: object) -> object:
-    """Parse the arguments of a call, in JSON or as Python writes a dict; any other text stays text."""
+    """Parse the arguments of a call from JSON or a Python dict literal. Any other text stays text."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -269,7 +272,7 @@ def parsed(arguments: object) -> object:
 
 
 def loaded(value: object) -> object:
-    """Parse text that is a JSON object or array; return anything else as it is."""
+    """Parse text that is a JSON object or array. Return anything else unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
     except (ValueError, RecursionError):
@@ -277,7 +280,7 @@ def loaded(value: object) -> object:
 
 
 def literal(text: str) -> object:
-    """Parse a value in Python's notation, such as a dict; any other text is returned as it is."""
+    """Parse a Python literal, such as a dict. Return any other text unchanged."""
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = ast.literal_eval(text.strip()) if len(text) <= WRITTEN_BY_PYTHON else text
         json.dumps(value)
@@ -286,7 +289,7 @@ def literal(text: str) -> object:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message: parts are joined, None is "", and any other value is JSON."""
+    """Return the text of a message's content. Parts are joined, None becomes "", and other values become JSON."""
     if isinstance(content, list):
         return "".join(_text_of_part(part) for part in content)
     if isinstance(content, dict):

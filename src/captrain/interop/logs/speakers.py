@@ -1,7 +1,7 @@
 """Dialogues of several agents: Who&When, Magentic-One, and any file that is a list of messages of one dialogue.
 
-Every message keeps its place, so that the step which a label names is the message of that index. A request of an
-orchestrator to another agent is a call, and what that agent reports is its result.
+Every message keeps its index, because labels name a step by the index of its message. A request of an orchestrator to
+another agent becomes a call, and that agent's reply becomes its result.
 """
 
 import re
@@ -19,13 +19,13 @@ from captrain.interop.logs.turns import speaker_of
 
 REQUEST = re.compile(r"(.*?)\s*\(-> (.+)\)")
 ASIDE = re.compile(r"\s*\(.*\)$")
-"""What follows a speaker's name, such as "(thought)"."""
+"""Remark after a speaker's name, such as "(thought)"."""
 TERMINAL = re.compile(r"terminal|executor|code_interpreter", re.IGNORECASE)
 """Names of speakers that run code and report."""
 
 
 def of_speakers(items: Sequence[Foreign]) -> list[object]:
-    """Convert the messages of several agents, each in its place."""
+    """Convert the messages of several agents. Each message keeps its index."""
     messages: list[object] = []
     asked = ""
     for place, item in enumerate(items):
@@ -52,7 +52,7 @@ def _is_labelled(row: Foreign) -> bool:
 
 
 def _labelled(row: Foreign, path: Path) -> ChatRow:
-    """Convert a task of Who&When, without the labels that people gave its failure."""
+    """Convert a task of Who&When. Human labels of the failure are left out."""
     return ChatRow(
         of_speakers(row["history"]),
         next((row[name] for name in ("is_correct", "is_corrected") if row.get(name) is not None), None),
@@ -63,7 +63,7 @@ def _labelled(row: Foreign, path: Path) -> ChatRow:
 
 
 def _is_dialogue(rows: Sequence[Foreign]) -> bool:
-    turns = rows[not is_message(rows[0]) :]  # what comes before the first may be about the session
+    turns = rows[not is_message(rows[0]) :]  # the first row may describe the session
     is_rewarded = any(name in row for row in turns if speaker_of(row) != "tool" for name in OUTCOMES)
     return len(turns) > 1 and all(map(is_message, turns)) and is_spoken(turns) and not is_rewarded
 

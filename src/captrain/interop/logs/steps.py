@@ -42,15 +42,15 @@ ANSWERS = (
 )
 TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
 SPOKEN = ("model_output", "agent")
-"""Objects in a step that hold the model's thought and action; the answer to it may stand under `environment`."""
+"""Names of objects in a step that hold the model's thought and action. The result may be in `environment`."""
 TRUTHS = {"true", "truth", "gold", "golden", "reference", "expected", "target", "correct"}
-"""Words in the names of fields that hold the right answer, not the agent's."""
+"""Words that mark a field as the correct answer, not the agent's answer."""
 SPEAKERS = ("role", "type", "from", "source", "speaker", "sender", "author", "kind", "event", "agent", "actor")
 COUNTERS = ("step", "step_num", "step_number", "step_id", "step_idx", "turn", "round")
 RUN = ("task_id", "instance_id", "id", "episode", "episode_id", "run_id")
-"""Fields that differ where each row is a run of its own."""
+"""Fields that differ between rows if each row is a separate run."""
 MANY = 50
-"""Turns of a list that are inspected."""
+"""Number of turns of a list that are inspected."""
 ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 """An action such as `search[cats]`."""
 
@@ -62,7 +62,7 @@ def _is_step(step: object) -> TypeGuard[Foreign]:
 
 
 def _opened(step: Foreign) -> Foreign:
-    """Return a step with what the model said of it, which some tools keep in an object of its own."""
+    """Return a step merged with the inner object in which some tools keep the model's thought and action."""
     inner = next((step[name] for name in SPOKEN if isinstance(step.get(name), Mapping)), None)
     if inner is None:
         return step
@@ -71,7 +71,7 @@ def _opened(step: Foreign) -> Foreign:
 
 
 def steps_in(value: object) -> list[Foreign]:
-    """Return the steps of a trace: a list of them, or parallel lists; [] if there are none."""
+    """Return the steps of a trace, from a list of steps or from parallel lists. [] if there are none."""
     if isinstance(value, Mapping):
         lists = {name.removesuffix("s"): part for name, part in value.items() if isinstance(part, list)}
         is_answered = any(name in RESULTS for name in lists)
@@ -84,7 +84,7 @@ def steps_in(value: object) -> list[Foreign]:
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:
     """Convert steps to calls with their results."""
     for step in map(_opened, steps):
-        # Beside an action in words, the response is the model's.
+        # If the action is a text, `response` is the model's thought and not the result.
         is_worded = isinstance(step.get("action"), str)
         outputs = [name for name in RESULTS if name != "response" or not is_worded]
         thoughts = [*THOUGHTS, *(["response"] if is_worded else [])]
@@ -121,7 +121,7 @@ def _results(step: Foreign) -> Iterator[Message]:
 
 
 def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
-    """Yield fields that may hold the dialogue: messages or steps at any depth, or the answer to a prompt."""
+    """Yield the paths of fields that may hold the dialogue: messages, steps, or the answer to a prompt."""
     for name, value in row.items():
         is_dialogue = isinstance(value, list) and len(value) > 1 and all(map(is_message, value)) and is_spoken(value)
         if is_dialogue or steps_in(value):
@@ -135,14 +135,14 @@ def likely_messages(row: Foreign, prefix: str = "") -> Iterator[str]:
 
 
 def _are_requests(value: object) -> bool:
-    """Tell whether a list holds the messages before each reply: the last of them are the whole dialogue."""
+    """Return whether a list holds the messages of successive requests. The last request then has the whole dialogue."""
     if not isinstance(value, list) or len(value) < 2 or not all(isinstance(part, list) and part for part in value):
         return False
     return all(map(is_message, value[-1])) and len(value[-1]) == max(map(len, value))
 
 
 def texts_of(row: Foreign, names: Sequence[str]) -> list[str]:
-    """List the fields with a text whose name is one of these or ends with it, such as "LLM Answer", the best first."""
+    """Return text fields whose name equals or ends with one of `names`, such as "LLM Answer", the best match first."""
     words = {field: re.findall(r"[a-z]+", _snake(field)) for field, value in row.items() if isinstance(value, str)}
     own = {field: "_".join(parts) for field, parts in words.items() if TRUTHS.isdisjoint(parts)}
     exact = [name for name in names if name in own]
@@ -154,7 +154,7 @@ def _snake(name: str) -> str:
 
 
 def resembles_dialogue(value: object, depth: int = 0) -> bool:
-    """Tell whether a value holds, at any depth, texts of two turns whose speakers or types recur."""
+    """Return whether a value looks like a dialogue: at any depth, it has turns with texts whose speakers recur."""
     if isinstance(value, Mapping):
         return depth <= DEEPEST and any(resembles_dialogue(part, depth + 1) for part in value.values())
     turns = [turn for turn in value[:MANY] if isinstance(turn, Mapping)] if isinstance(value, list) else []
@@ -183,7 +183,7 @@ def row_with(row: Foreign, value: object) -> ChatRow | str:
 
 
 def named(field: str) -> RowFormat:
-    """Return the format of rows whose messages stand in a field that the user names."""
+    """Return the row format for messages in a field that the user named."""
 
     def convert(row: Foreign, path: Path) -> ChatRow | str:
         value = at(row, field)

@@ -38,7 +38,7 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
 
 
 def _messages(history: list[Foreign]) -> list[Message]:
-    """Convert a history: the action of a turn is a call of the shell, and what comes back is its result."""
+    """Convert a history. The action of a turn becomes a shell call, and the next message its result."""
     messages: list[Message] = []
     is_acting = False
     for item in history:

@@ -21,9 +21,9 @@ from captrain.interop.logs.source import (
 from captrain.records import Message, file_digest
 
 NO_VERDICT = ("user_error", "infrastructure_error", "unexpected_error", "timeout")
-"""Terminations that are no verdict on the agent."""
+"""Termination reasons that are not the agent's fault."""
 LIMITS = ("max_steps",)
-"""Terminations by a limit of the harness."""
+"""Termination reasons that are a limit of the harness."""
 SIMULATIONS = "simulations"
 DEFINITION = ("initial_state", "evaluation_criteria")
 """Fields of an embedded task that define its world and its check."""
@@ -46,7 +46,7 @@ class _Run:
         name, reason = str(simulation["task_id"]), str(simulation.get("termination_reason") or "")
         reward_info, task = simulation.get("reward_info") or {}, self.tasks.get(name)
         breakdown, messages = reward_info.get("reward_breakdown") or {}, simulation.get("messages") or []
-        # An agent that works alone gets a ticket and the user's tools, and makes the user's calls.
+        # In solo mode there is no user: the agent gets a ticket and the user's tools, and makes the user's calls.
         is_solo = not any(message.get("role") == "user" for message in messages)
         criteria = (task or {}).get("evaluation_criteria") or {}
         graded = criteria.get("reward_basis") or reward_info.get("reward_basis") or []
@@ -154,7 +154,7 @@ def _split(folder: Path, listing: object) -> Iterator[tuple[str, object]]:
 
 
 def _script(task: Foreign, is_solo: bool) -> str:
-    """Join what the simulated user was told, and for an agent that works alone the ticket."""
+    """Return the instructions of the simulated user, with the ticket if the agent works in solo mode."""
     scenario = task.get("user_scenario")
     instructions = scenario.get("instructions") if isinstance(scenario, Mapping) else scenario
     texts = [*instructions.values()] if isinstance(instructions, Mapping) else [instructions]

@@ -11,7 +11,7 @@ from captrain.interop.logs.source import Foreign, call_entry, calling
 from captrain.records import Message
 
 WORDS = "respond"
-"""The action that stands for a message to the user."""
+"""Name of the action that sends a message to the user."""
 
 
 def _recognizes(row: Foreign) -> bool:

@@ -1,8 +1,8 @@
-"""ToolSandbox results: result_summary.json, and beside it trajectories/<scenario>/conversation.json.
+"""Reads ToolSandbox results: result_summary.json, and trajectories/<scenario>/conversation.json beside it.
 
-The conversation tells which milestones were met and what they check, which is the benchmark's own reference. A scenario
-that ended in an exception has no verdict: it is an error, not a failure. A scenario without the key of an external
-service is skipped.
+The conversation says which milestones were met and what they check. Milestones are the benchmark's own reference. A
+scenario that ended in an exception is an error, not a failure. A scenario that lacks the key of an external service is
+skipped.
 """
 
 import json
@@ -69,11 +69,10 @@ def _read(path: Path, index: int, result: Foreign) -> Read:
 
 
 def _milestones(turns: Sequence[Foreign], result: Foreign) -> tuple[list[JsonObject], dict[str, float]]:
-    """Collect the checks of each milestone and minefield, and how far each was met: 1 for a met milestone and for a
-    minefield that was not entered.
+    """Return the checks of each milestone and minefield, and the score of each.
 
-    Scores are in the summary. Descriptions stand in the conversation at the message that matched best, and are empty
-    if none matched.
+    The score is 1 for a met milestone and for a minefield that was avoided. Scores are in the summary. The checks are
+    in the conversation, at the message that matched best. They are empty if no message matched.
     """
     found: dict[tuple[str, int], Foreign] = {}
     for turn in turns:

@@ -1,6 +1,7 @@
-"""Traces of several runs each: the run with the most messages is the conversation; its reward is any run's score.
+"""Reads traces that consist of several runs (spans, calls).
 
-A file is read twice, so that only the place of each trace's run and its scores are in memory.
+The run with the most messages is the conversation. The reward may come from the score of any run. A file is read twice,
+so that memory holds only the position and the scores of each trace.
 """
 
 import json
@@ -16,14 +17,15 @@ from captrain.records import file_digest
 
 NO_MESSAGES = "none of its runs holds messages"
 Rows = Callable[[], Iterator[tuple[str, object]]]
-"""Reads the rows of a file with their places, from the first again."""
+"""Function that yields the rows of a file with their places. Each call starts at the first row."""
 
 
 @dataclass(frozen=True)
 class TraceRun:
-    """What one row adds to a trace.
+    """One run of a trace.
 
-    messages: of any format that chats are read in. task: None if the trace is a task of its own. scores: by name.
+    trace: id of its trace. messages: in any chat format. task: None if the trace is a task of its own. scores: name ->
+    score.
     """
 
     trace: str
@@ -36,7 +38,7 @@ class TraceRun:
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A format of traces. `runs` yields the runs in a row."""
+    """A format of traces. `recognizes` tests a row, and `runs` yields the runs in a row."""
 
     name: str
     recognizes: Callable[[Foreign], bool]
@@ -63,9 +65,9 @@ def read_traces(path: Path, trace_format: TraceFormat, rows: Rows) -> Source:
     """Read one entry for each trace that holds messages, or that has a score and no messages.
 
     Args:
-        path: of the file.
-        trace_format: reads a row.
-        rows: of the file.
+        path: path of the file.
+        trace_format: format of its rows.
+        rows: yields the rows of the file.
     """
     traces: dict[str, _Trace] = {}
     damages: list[tuple[str, Read, Foreign]] = []
@@ -109,7 +111,7 @@ def _entry(file: str, place: int, run: TraceRun, trace: _Trace) -> Entry | str:
 
 
 def _runs(rows: Iterable[tuple[str, object]], trace_format: TraceFormat) -> Iterator[tuple[str, TraceRun | str]]:
-    """Yield every run of a file with its number; for an unreadable row its place and the reason."""
+    """Yield (number, run) for every run of a file, and (place, reason) for every unreadable row."""
     number = 0
     for place, row in rows:
         if isinstance(row, str):
@@ -124,7 +126,7 @@ def _runs(rows: Iterable[tuple[str, object]], trace_format: TraceFormat) -> Iter
 
 
 def reward_of(scores: Mapping[str, float]) -> float | str:
-    """Choose the only score, or the one that is named as a reward; else say why there is none."""
+    """Return the only score, or the score with a usual name of a reward. Otherwise return why there is no reward."""
     if len(scores) < 2:
         return next(iter(scores.values()), NO_REWARD)
     reward = next((scores[name] for name in REWARD if name in scores), None)
@@ -143,7 +145,7 @@ def number_of(value: object) -> float | None:
 
 
 def tools_of_request(request: Mapping[str, object], more: object = None) -> object:
-    """Find the tools of a request, beside its messages or among its parameters."""
+    """Return the tool schemas of a request, from beside its messages or from its parameters."""
     parameters = more if isinstance(more, Mapping) else {}
     tools = request.get("tools") or parameters.get("tools")
     return json.loads(tools) if isinstance(tools, str) else tools

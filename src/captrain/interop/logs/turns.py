@@ -1,9 +1,12 @@
-"""Turns of a dialogue in anybody's notation: who speaks, in which words, with which calls and which results.
+"""Reads the turns of a dialogue in unknown notations: the speaker, the text, the calls and the results.
 
-A turn names its speaker under one of `SPEAKERS`, in itself or in an object inside it, and says something: a text, or
-parts of which each is a text, a call or a result. A part tells its kind by a type or by the name of the object that it
-holds. So messages of pydantic-ai, Letta, Bedrock, Gemini CLI, OpenCode, goose and Google's ADK are read by one rule. A
-list is a dialogue only if each of its turns is one.
+One rule reads the messages of pydantic-ai, Letta, Bedrock, Gemini CLI, OpenCode, goose and Google's ADK:
+
+- A turn names its speaker in one of the fields `SPEAKERS`, in the turn itself or in an object inside it.
+- A turn holds a text, or parts. Each part is a text, a call or a result.
+- The kind of a part is its type, or the name of the object that it holds.
+
+A list is a dialogue only if every item is a turn.
 """
 
 import json
@@ -16,7 +19,7 @@ from captrain.records import Message
 
 SPEAKERS = ("role", "message_type", "kind", "type", "author", "speaker", "sender", "from", "actor")
 INNER = ("info", "content", "message")
-"""Objects inside a turn that may name the speaker, or hold the parts."""
+"""Names of objects inside a turn that may hold the speaker or the parts."""
 PARTS = ("parts", "content", "message", "utterance", "text", "value")
 OF_SPEAKER = {
     **dict.fromkeys(("user", "human", "customer", "client", "request", "userprompt", "caller"), "user"),
@@ -25,19 +28,19 @@ OF_SPEAKER = {
     **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation"), "tool"),
     **dict.fromkeys(("toolcall", "functioncall", "reasoning", "thinking"), "assistant"),
 }
-"""Roles by the name of a speaker or the type of a turn, in lower case and without signs."""
+"""Name of a speaker or type of a turn, in lower case and letters only -> role."""
 CALLS = ("toolcall", "tooluse", "functioncall", "toolrequest", "tool")
 RESULTS = ("toolresult", "toolresponse", "toolreturn", "functionresponse")
 THOUGHTS = ("reasoning", "thinking", "thought", "reasoningcontent")
 NAMES = ("name", "tool_name", "toolName", "tool")
 OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "outcome", "errorText", "error")
 WRAPPED = ("value", "state")
-"""Objects inside a call or a result that hold it."""
+"""Names of objects inside a call or result that may hold its actual content."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part says: a text, with the role that the part names if it names one, a call, or a result."""
+    """One piece of a turn: a text, a call or a result. `role` is set only if the part itself names a role."""
 
     text: str = ""
     role: str = ""
@@ -61,18 +64,18 @@ def speaker_of(item: object) -> str:
 
 
 def is_exchange(items: Sequence[object]) -> bool:
-    """Tell whether an agent and somebody else speak in a list of turns; plain chats name their roles anyway."""
+    """Return whether an agent and somebody else both speak in a list of turns. Always true if a turn has a `role`."""
     is_plain = any(isinstance(item, Mapping) and isinstance(item.get("role"), str) for item in items)
     return is_plain or {"assistant"} < {speaker_of(item) for item in items} - {""}
 
 
 def is_turn(item: object) -> bool:
-    """Tell whether an object is a turn of a dialogue."""
+    """Return whether an object is a turn of a dialogue: it has a known speaker, and content or a thought."""
     return bool(speaker_of(item)) and bool(_pieces(item) or _is_thought(item))
 
 
 def of_turn(item: object) -> list[Message]:
-    """Convert a turn: words and calls are one message, unless results stand between them; thoughts are none."""
+    """Convert a turn to messages, without thoughts. Text and calls form one message, unless a result is in between."""
     messages: list[Message] = []
     speaker = speaker_of(item)
     for piece in _pieces(item):
@@ -93,7 +96,7 @@ def _is_thought(item: object) -> bool:
 
 
 def _pieces(item: object) -> list[Piece]:
-    """List what a turn says: its own text, call or result, its parts, and its calls beside them."""
+    """List the pieces of a turn: its own text, call or result, those of its parts, and calls in a separate field."""
     if not isinstance(item, Mapping) or _is_thought(item):
         return []
     pieces = [*_of_part(item)] if _kind_of(item) in (*CALLS, *RESULTS) else []
@@ -112,7 +115,7 @@ def _says(value: object) -> bool:
 
 
 def _kind_of(part: Foreign) -> str:
-    """Return the kind of a part: by its type, or by the name of the only object in it that is a call or a result."""
+    """Return the kind of a part, from its type or from the name of the call or result object inside it. "" if none."""
     for name in ("type", "part_kind", "message_type", "kind"):
         if (kind := _kind(part.get(name))) in (*CALLS, *RESULTS, *THOUGHTS):
             return kind
@@ -161,7 +164,7 @@ def _result(held: Foreign, identity: object) -> Message:
 
 
 def _output(value: object) -> str:
-    """Return what a result says: its text, or its JSON if it is an object of several values."""
+    """Return the text of a result, or its JSON if it has no known text field."""
     value = loaded(value) if isinstance(value, str) and value.startswith("[{") else value
     if isinstance(value, list):
         return "\n".join(_output(part) for part in value)

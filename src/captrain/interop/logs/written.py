@@ -1,8 +1,8 @@
-"""Tool calls that the model wrote as text, for logs without structured calls.
+"""Finds tool calls that the model wrote as text, in logs without structured calls.
 
-Some agents call by text: ReAct's `Action:` and `Action Input:`, tags, JSON, or the request line of HTTP. If a result
-follows, the call was executed, and the dialogue gets it as a call with its result. If none follows, nobody executed it:
-the message is marked `unexecuted` with the names of its calls.
+Some agents write calls as text: ReAct's `Action:` and `Action Input:`, tags, JSON, or an HTTP request line. If a result
+follows, the call was executed, and it becomes a structured call with its result. If no result follows, nobody executed
+the call. The message then gets the field `unexecuted` with the names of its calls.
 """
 
 import json
@@ -24,11 +24,11 @@ REACT = re.compile(
 BLOCK = re.compile(r"```(bash|sh|shell|mswea_bash_command|python|py|ipython|sql)\s*\n(.*?)\n?```", re.DOTALL)
 SHELLS = {"sh": "bash", "shell": "bash", "mswea_bash_command": "bash", "py": "python", "ipython": "python"}
 ACTION = re.compile(r"^\W*Action\W*:\s*(?=\{)", re.MULTILINE)
-"""The line before a call in JSON, as tau-bench's ReAct agents write it."""
+"""The line before a JSON call, as tau-bench's ReAct agents write it."""
 THOUGHT = re.compile(r"\A\s*(?:<think>.*?</think>|(?:(?!<think>).)*?^</think>$)\s*", re.DOTALL | re.MULTILINE)
-"""What a model thinks before it speaks: nobody else reads it."""
+"""The model's thoughts at the start of a message, which nobody else reads."""
 SPEAKING = "respond"
-"""The action by which such an agent speaks to the user."""
+"""Name of the action with which such an agent sends a message to the user."""
 REQUEST = re.compile(r"\A\s*(GET|POST|PUT|PATCH|DELETE) (https?://\S+)\s*(\{.*\})?\s*\Z", re.DOTALL)
 WRAPPERS = ("function_call", "tool_call", "tool_calls", "function_calls", "call")
 RESULT = re.compile(
@@ -36,11 +36,11 @@ RESULT = re.compile(
     r"(?:tool|function|code|execution|api)?[ _]?(?:output|results?|responses?)\b)",
     re.IGNORECASE,
 )
-"""How a message begins that a harness writes after it executed a call."""
+"""Start of a message that a harness writes after it has executed a call."""
 
 
 def executed(dialogue: Sequence[Message]) -> list[Message]:
-    """Give calls that stand in texts their places: those with a result become calls, the others are marked."""
+    """Return the dialogue with written calls that have a result as structured calls, and the other calls marked."""
     messages = [_spoken(message) for message in dialogue]
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("tool_calls"):
@@ -66,7 +66,7 @@ def executed(dialogue: Sequence[Message]) -> list[Message]:
 
 
 def _spoken(message: Message) -> Message:
-    """Return a message in the words that others read: without thoughts, and without the action of speaking."""
+    """Return a message as others read it: without thoughts, and with the text of a `respond` action as its content."""
     text = message.get("content")
     if message["role"] not in ("assistant", "user") or not isinstance(text, str):
         return message
@@ -84,7 +84,7 @@ def _arguments(call: CallEntry) -> object:
 
 
 def block_calls(text: str) -> Iterator[CallEntry]:
-    """Yield the blocks of code that a text holds, as calls of what runs them."""
+    """Yield each code block in a text as a call of the tool that runs its language."""
     for language, code in BLOCK.findall(text):
         yield call_entry(
             SHELLS.get(language, language), {"code" if language in ("python", "py", "ipython") else "command": code}
@@ -92,7 +92,7 @@ def block_calls(text: str) -> Iterator[CallEntry]:
 
 
 def written_calls(text: str) -> Iterator[CallEntry]:
-    """Yield the calls that stand in a text."""
+    """Yield the tool calls that are written in a text."""
     if request := REQUEST.match(text):
         yield call_entry(request[1], {"url": request[2], **({"body": _value(request[3])} if request[3] else {})})
         return
@@ -116,7 +116,7 @@ def written_calls(text: str) -> Iterator[CallEntry]:
 
 
 def _value(text: str) -> object:
-    """Parse JSON or Python's notation of it; return other text as it is."""
+    """Parse JSON or a Python literal. Return any other text unchanged."""
     text = text.strip()
     try:
         return json.JSONDecoder().raw_decode(text)[0] if text[:1] in ("{", "[") else text
@@ -125,9 +125,9 @@ def _value(text: str) -> object:
 
 
 def _in_value(value: object, *, is_call: bool = False) -> Iterator[CallEntry]:
-    """Yield the calls of a value: objects that hold a name and arguments, wrapped or in a list.
+    """Yield the calls in a value: objects with a name and arguments, possibly wrapped or in a list.
 
-    is_call: whether the text says that the value is a call; it then needs no arguments.
+    is_call: the text says that the value is a call. The arguments may then be missing.
     """
     if isinstance(value, list):
         for element in value:

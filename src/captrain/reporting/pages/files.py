@@ -31,8 +31,10 @@ class Missing:
 
 
 def _shape(words: str, counts: str = "", numbers: str = "", flags: str = "", optional: str = "") -> type[BaseModel]:
-    """Make the model of a table's rows from the names of its columns: words, whole numbers, numbers that may be
-    undefined, flags, and optional words."""
+    """Return a pydantic model for the rows of a table. Each argument lists the names of the columns of one type.
+
+    words: text. counts: integers. numbers: numbers that may be undefined. flags: booleans. optional: optional text.
+    """
     kinds = {words: str, counts: int, numbers: float | None, flags: bool, optional: str | None}
     return create_model("Row", **{name: (kind, ...) for names, kind in kinds.items() for name in names.split()})  # type: ignore[call-overload]
 

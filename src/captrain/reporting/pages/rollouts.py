@@ -1,14 +1,14 @@
-"""The rollouts of a project, indexed on disk and written as data files for the report.
+"""Indexes the rollouts of a project on disk, and writes them as data files for the report page.
 
-A report has every rollout but shows few at a time. The files are read once, line by line, which also finds corrupt
-lines. What must be known of all rollouts together (their order, what failed ones lack, the rows of the table) goes into
-a SQLite database on disk. A rollout is read again from its place in the file when it is written. So memory does not
-grow with the number of rollouts.
+A report contains every rollout but shows few at a time. Rollout files are read once, line by line, which also finds
+corrupt lines. Data about all rollouts together (their order, the capabilities that failed ones lack, the rows of the
+table) goes into a temporary SQLite database. A rollout is read again from its position in the file when it is written.
+So memory use does not grow with the number of rollouts.
 
-A page that is opened from disk cannot fetch data, but it can load scripts. Each data file is therefore a call with
-JSON: one file has the rows of the table, the shards have messages. All rollouts of a task are in one shard, so
-comparing two arms loads one file. Equal messages are written once in a shard. Text never becomes markup: `<` is escaped
-here, and the page sets only text.
+A page that is opened from disk cannot fetch data, but it can load scripts. So each data file is a script that calls a
+function with JSON. One file has the rows of the table, and the shards have the messages. All rollouts of a task are in
+one shard, so comparing two arms loads one file. Within a shard, equal messages are stored once. Text never becomes
+markup: `<` is escaped here, and the page sets only text.
 """
 
 import heapq
@@ -33,9 +33,9 @@ from captrain.reporting.pages.files import Missing
 
 LABELS = "artifacts/labels/labels.jsonl"
 BLOCK = 16
-"""Rollouts that are read and censored at once."""
+"""Number of rollouts that are read and cleaned of secrets at a time."""
 SHARD = 240
-"""Least number of rollouts in a shard; a shard ends with a task."""
+"""Least number of rollouts in a shard. A shard always ends with the last rollout of a task."""
 REQUEST = 200
 """Characters of the user's first message that the table can search."""
 SCHEMA = """
@@ -55,19 +55,24 @@ CREATE TABLE line (
     lacks TEXT
 );
 """
-"""Places of rollouts and labels in their files; `heading` and `line` are the tasks and rows of the page's table."""
+"""Database schema: positions of rollouts and labels in their files, and the page's table.
+
+`heading` has the table's tasks, and `line` its rows.
+"""
 COLUMNS = ("id", "task", "arm", "trial", "outcome", "reward", "mark", "shard", "lacks")
 COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-"""One encoder: `json.dumps` with settings makes a new one for each value."""
+"""Shared encoder, because `json.dumps` with settings would create a new one for each value."""
 CONTROL = re.compile(r"\\(?:\\|[bfr]|u(?:00(?:[01]|7f|[89]\w)|061c|200[b-f]|202[89a-e]|206|feff|fff[9ab])\w?)")
-"""A backslash in JSON, or a control character, an invisible one or one of the reading direction."""
+"""A backslash in JSON, or the escape of a control character, an invisible one, or one that sets the direction."""
 READABLE = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class MajorityLack:
-    """A capability that a failed rollout lacks in most labelling runs: how many say LACKING of how many, and their
-    most frequent evidence with the index of its message."""
+    """A capability that a failed rollout lacks according to most labelling runs.
+
+    Holds how many of how many runs say LACKING, their most frequent evidence, and the index of its message.
+    """
 
     capability: str
     lacking: int
@@ -139,7 +144,7 @@ class Archive(ExitStack):
         self._database.executemany("INSERT INTO label VALUES (?, ?)", failures)
 
     def _read_lacks(self) -> None:
-        """Fill the table of lacks of the failed rollouts of the diagnosis."""
+        """Store, for each failed rollout of the diagnosis, the capabilities that it lacks."""
         query = "SELECT number, name FROM rollout WHERE part = ? ORDER BY number"
         for number, name in self._database.execute(query, (ROLLOUTS["diagnosis"],)):
             places = self._database.execute("SELECT place FROM label WHERE rollout = ? ORDER BY rowid", (name,))
@@ -160,7 +165,7 @@ class Archive(ExitStack):
         return self._files[name].readline()
 
     def _read(self, rows: Sequence[tuple[int, str, int]]) -> Iterator[tuple[int, Rollout, list[MajorityLack]]]:
-        """Yield the rollouts of these numbers, files and places, each with its lacks."""
+        """Yield the rollouts at the given (number, file, position), each with the capabilities that it lacks."""
         lines = (self._line(part, place) for _, part, place in rows)
         rollouts = censored([Rollout.model_validate_json(line) for line in lines])
         query = "SELECT capability, lacking, runs, evidence, message FROM lack WHERE rollout = ? ORDER BY rowid"
@@ -229,7 +234,7 @@ class Archive(ExitStack):
         yield "data/rows.js", self._rows(list(arms))
 
     def _rows(self, arms: list[str]) -> Iterator[str]:
-        """Yield the pieces of the file with the table, column by column."""
+        """Yield the text of the data file with the table in pieces, column by column."""
         yield f'captrainRows({{"arms":{compact(arms)},"tasks":['
         for number, (heading,) in enumerate(self._database.execute("SELECT task FROM heading ORDER BY rowid")):
             yield f"{',' if number else ''}{heading}"
@@ -252,9 +257,9 @@ class PageMessage(TypedDict):
 
 
 class Mark(TypedDict):
-    """A place where a failed rollout goes wrong: index of the message, evidence, and the lacking capability.
+    """A place where a failed rollout goes wrong: index of the message, evidence, and the missing capability.
 
-    `capability` is "" for the departure from the reference.
+    `capability` is "" for the first difference from the reference.
     """
 
     at: int
@@ -319,9 +324,10 @@ def message_on_page(message: Message) -> PageMessage:
 
 
 def marks_of(rollout: Rollout, lacking: Sequence[MajorityLack], selected: Collection[str]) -> list[Mark]:
-    """Mark where a failed rollout goes wrong: messages that labels point at, and the first call unlike the reference.
+    """Return the places where a failed rollout goes wrong.
 
-    Marks are in the order of messages. Those of rejected candidates come last.
+    These are the messages that labels point at, and the first call that differs from the reference. Marks are in the
+    order of messages, and marks of rejected candidates come last.
     """
     if rollout.outcome != "failed":
         return []
@@ -348,8 +354,8 @@ def departure_of(messages: Sequence[Message], reference: Sequence[Message]) -> t
     """Find the first tool call that differs from the reference in name or arguments.
 
     Returns:
-        The index of its message (the number of messages if calls are missing at the end) and what the reference does;
-        None without a reference or a difference.
+        The index of the call's message, and a sentence on what the reference does. The index is the number of messages
+        if calls are missing at the end. None if there is no reference or no difference.
     """
     actual, expected = (
         [

@@ -67,7 +67,7 @@ HEADINGS = {
 """Headings of columns in tables of several runs."""
 ANSWERS = {"True": "yes", "False": "no"}
 REPEATED = {"method": "label", "distinguishable": "reading", "point": "seed"}
-"""Columns of ids that say the same as a column of words."""
+"""Column that is left out -> the more readable column with the same content."""
 
 
 def build(root: Path, out: Path) -> list[Path]:
@@ -149,7 +149,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
 
 
 def _least(candidates: Sequence[CandidateAccount]) -> float:
-    """Return the start of an axis of gaps: 0, or below it if a gap or interval is negative."""
+    """Return the start of the axis of gaps: 0, or less if a gap or an interval is negative."""
     gaps = [run["gap"] for candidate in candidates for run in candidate["per_run"]]
     gaps += [candidate["gap_low"] for candidate in candidates]
     lowest = min((gap for gap in gaps if gap is not None), default=0.0)
@@ -324,7 +324,7 @@ def _capabilities(root: Path, archive: Archive, candidates: list[CandidateAccoun
         )
         if isinstance(passport, Missing) and (root / "results/environments").exists():
             passport = None
-        # First the rollouts from which it was proposed.
+        # Show first the rollouts from which the capability was proposed.
         examples = archive.examples(name, proposal.examples if proposal else (), EXAMPLES)
         rows.append(
             CandidatePage(
