@@ -88,7 +88,10 @@ class Vocabulary:
 
 
 def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """Arises for each write on a record that the reference reads before it writes."""
+    """Arises for each write on a record that the reference reads first.
+
+    Also arises, as lacking, if the agent did nothing and the reference starts with a read.
+    """
     if view.is_idle:
         yield Occasion(
             True, f"{view.expected[0]} was never made, nor anything else", view.last, (view.expected[0].tool,)
