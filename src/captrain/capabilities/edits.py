@@ -1,9 +1,10 @@
 """The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
 
-An edit is a difference between the changes of a rollout and those of its reference: insert a call of the reference,
-replace the arguments of a call, drop a call, say something that was owed, or end the dialogue. An edit is needed if the
-others do not suffice without it; all other differences are harmless. Without a world every difference counts as an
-edit, and nothing is proven.
+An edit removes one difference between a rollout and its reference. There are five kinds: insert a call of the
+reference, replace the arguments of a call, drop a call, say a required value, or end the dialogue.
+
+An edit is needed if the rollout does not pass without it. All other differences are harmless. Without a world, every
+difference counts as an edit and nothing is proven.
 """
 
 import json
@@ -20,9 +21,9 @@ from captrain.capabilities.view import END, Edit, Repair, RolloutView
 from captrain.records import Rollout, leaves
 
 SMALL = 2
-"""Sets of at most this many edits are tried one by one."""
+"""Maximum size of the sets of edits that are tried one by one."""
 MOST = 60
-"""So many sets of one size are tried."""
+"""Maximum number of sets that are tried per size."""
 
 
 def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | None) -> RolloutView:
@@ -31,7 +32,7 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
     Args:
         rollout: passed or failed.
         context: of its environment.
-        world: of its task; None where none can be opened.
+        world: of its task; None if it cannot be opened.
 
     Raises:
         InfrastructureError: the world's worker failed.
