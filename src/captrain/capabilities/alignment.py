@@ -1,7 +1,8 @@
-"""Alignment of a rollout's writes with those of its reference: which call stands for which.
+"""Alignment: pairs each write of a rollout with a write of its reference (a goal).
 
-Every mismatch has one place. A write that stands for nothing is extra. A goal for which nothing stands is missing. A
-pair that differs differs in record, tool or content.
+- A write without a goal is extra.
+- A goal without a write is missing.
+- A pair can differ in record, tool or content.
 """
 
 from bisect import bisect_left
@@ -17,14 +18,14 @@ from captrain.records import JsonObject
 
 @dataclass(frozen=True)
 class Pair:
-    """One write of the reference and the write of the rollout that stands for it.
+    """A write of the reference with the matching write of the rollout.
 
     Attributes:
         goal: the write of the reference.
-        derived: its key arguments whose value no user message states.
-        lookups: what the reference reads of the record since its write before, or else earlier.
-        guards: its key arguments by which it does so.
-        write: the write of the rollout; None: missing.
+        derived: key arguments of the goal whose value no user message states.
+        lookups: the reference's reads of the record since its previous write; if there are none, all earlier reads.
+        guards: key arguments that the goal shares with these look-ups.
+        write: the matching write of the rollout; None if it is missing.
     """
 
     goal: Call
@@ -63,8 +64,10 @@ def _shared_keys(lookup: Call, act: Call) -> list[str]:
 def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], list[Call]]:
     """Pair each write of the rollout with at most one of the reference.
 
-    The surest pairs (`_affinity`) come first, then those with more equal arguments, then the order of both. Returns the
-    pairs, and the writes that stand for nothing.
+    Identical calls are paired first. Then pairs are chosen by `_affinity`, by number of equal arguments, and by order.
+
+    Returns:
+        The pairs, and the extra writes.
     """
     records = {_hashable(pair.goal.record) for pair in goals}
     assigned, matched = _equal_pairs(goals, writes), set[int]()
@@ -84,7 +87,7 @@ def align(goals: Sequence[Pair], writes: Sequence[Call]) -> tuple[list[Pair], li
 
 
 def _equal_pairs(goals: Sequence[Pair], writes: Sequence[Call]) -> dict[int, int]:
-    """Pairs of the very same call, in order: they need no comparison with all others."""
+    """Pair identical calls in order, without comparing all calls with each other."""
     places = defaultdict[object, deque[int]](deque)
     for j, write in enumerate(writes):
         places[write.tool, _hashable(write.arguments)].append(j)
@@ -96,7 +99,7 @@ def _equal_pairs(goals: Sequence[Pair], writes: Sequence[Call]) -> dict[int, int
 
 
 def _coarse(value: object) -> object:
-    """Return equal values for arguments that come to the same, and sometimes for others."""
+    """Return a key that is the same for equivalent arguments. Different arguments may also share a key."""
     if isinstance(value, list):
         plain = are_plain(value)
         return frozenset(Counter(map(number_of, value)).items()) if plain else tuple(map(_coarse, value))
@@ -118,12 +121,16 @@ def _agreeing(goal: Call, write: Call) -> int:
 
 
 def _affinity(pair: Pair, write: Call, *, elsewhere: bool) -> int | None:
-    """Rank how surely the write stands for the goal: 0 is surest, None is not at all.
+    """Rank how well the write matches the goal: 0 is best, None is no match.
 
-    A write `elsewhere` is a substitute: it is on a record that the reference does not treat, or in place of a record
-    that had to be derived. To treat a record twice is no substitute for one that the user named: that one was left out.
+    A write on another record can substitute for the goal in two cases:
+
+    - It is `elsewhere`: the reference does not write on its record.
+    - The goal's record had to be derived.
+
+    A second write on one record does not substitute for a record that the user named. That record is missing.
     """
-    # Keys of another name are a record of another kind.
+    # Records with different key names are of different kinds.
     alike = write.record.keys() == pair.goal.record.keys()
     same_record, same_tool = alike and same(pair.goal.record, write.record), write.tool == pair.goal.tool
     substitute = alike and (elsewhere or bool(pair.derived))
@@ -131,7 +138,7 @@ def _affinity(pair: Pair, write: Call, *, elsewhere: bool) -> int | None:
         same_record and same_tool,
         same_record and bool(pair.guards),
         same_tool and substitute,
-        # Where the record decides on the operation, a wrong record may bring a wrong one with it.
+        # If the operation depends on the record, a wrong record may cause a wrong operation.
         substitute and bool(pair.guards),
         same_record and bool(write.record),
     )

@@ -1,7 +1,10 @@
-"""Signs of why a needed edit was needed: each tells the message where it shows and the evidence, or None.
+"""Signs: functions that test why a rollout needed an edit.
 
-A sign asks one question about one edit of a failed rollout. `captrain.capabilities.rules` says which cause a sign
-stands for and which sign goes first. A sign that holds for every edit of its kind comes last there.
+Each sign answers one question about one edit of a failed rollout. If the answer is yes, it returns the index of the
+message that shows it, and the evidence in words. Otherwise it returns None. A sign's docstring says when it holds.
+
+`captrain.capabilities.rules` maps signs to causes and orders them. A sign that holds for every edit of its kind comes
+last there.
 """
 
 import re
@@ -25,15 +28,15 @@ from captrain.capabilities.view import END, Edit, RolloutView
 from captrain.records import leaves
 
 REPEATS = 3
-"""Equal calls that are a loop: twice may be a second try."""
+"""Minimum number of equal calls that count as a loop. Two may be a retry."""
 SENTENCE_LENGTH = 60
-"""Shorter words may be said again."""
+"""Minimum length of a repeated message that counts as a loop. Short messages may repeat."""
 Sign = tuple[int, str] | None
 """The message where a cause shows, and the evidence."""
 
 
 def goal_of(edit: Edit) -> Call:
-    """The reference's call of an edit that has one."""
+    """Return the edit's reference call, which must exist."""
     assert edit.goal is not None
     return edit.goal
 
@@ -42,7 +45,7 @@ def goal_of(edit: Edit) -> Call:
 
 
 def left_at_once(view: RolloutView, edit: Edit) -> Sign:
-    """The user leaves without another word."""
+    """The user leaves in its first message."""
     is_at_once = view.left is not None and len(view.users()) == 1
     return (view.left or 0, "the user left at once") if is_at_once else None
 
@@ -63,12 +66,12 @@ def left_early(view: RolloutView, edit: Edit) -> Sign:
 
 
 def did_nothing(view: RolloutView, edit: Edit) -> Sign:
-    """The agent did nothing at all, where the reference begins with a look-up."""
+    """The agent did nothing, and the reference begins with a look-up."""
     return (view.last, f"{view.expected[0]} was never made, nor anything else") if view.is_idle else None
 
 
 def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
-    """The agent hands over before any look-up."""
+    """The agent transfers to a human before any look-up."""
     reads = [call.message for call in view.lookups if call.by == "assistant"]
     if view.handover is None or view.handover.message > min(reads, default=END):
         return None
@@ -76,7 +79,10 @@ def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
 
 
 def _unopened(view: RolloutView, goal: Call) -> str | None:
-    """The record of a goal that the reference opens, if it makes look-ups, and the rollout does not."""
+    """Return a record of the goal that the rollout never opens; None if there is none.
+
+    If the reference makes look-ups, one of them must open the record.
+    """
     due = [step for step in view.goals if step.kind == "read"]
     for _, record in view.records(goal):
         is_due = not due or any(record in leaves(lookup.arguments) for lookup in due)
@@ -86,7 +92,7 @@ def _unopened(view: RolloutView, goal: Call) -> str | None:
 
 
 def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
-    """A failed look-up names an identifier that nobody has said, of the form of the one that was meant."""
+    """A failed look-up uses an invented identifier with the same shape as the right one."""
     record = _unopened(view, goal_of(edit))
     if record is None:
         return None
@@ -98,7 +104,10 @@ def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
 
 
 def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
-    """The record was never opened, and no other of its kind."""
+    """The record was never opened.
+
+    Does not hold if the record was in view and the agent opened another one of its kind.
+    """
     record = _unopened(view, goal_of(edit))
     if record is None:
         return None
@@ -109,7 +118,7 @@ def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
 
 
 def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
-    """One record is due, and one other was opened in its place."""
+    """The agent opened exactly one other record in place of the only record that was due."""
     record = _unopened(view, goal_of(edit))
     openings = view.opened_instead(record) if record else {}
     steps = [step for step in view.goals if step.kind in CHANGES]
@@ -121,7 +130,7 @@ def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
 
 
 def records_left_out(view: RolloutView, edit: Edit) -> Sign:
-    """Other records of its kind were opened, and this one was not."""
+    """The agent opened other records of this kind but not this one."""
     record = _unopened(view, goal_of(edit))
     openings = view.opened_instead(record) if record else {}
     if not openings:
@@ -130,14 +139,17 @@ def records_left_out(view: RolloutView, edit: Edit) -> Sign:
 
 
 def lookup_skipped(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
-    """A look-up that a check asks for was not made; whether others by its tool were."""
+    """A required look-up is missing. `is_alike`: whether its tool was called with other arguments."""
     goal = goal_of(edit)
     later = [call.message for call in view.calls[edit.before :]] if edit.before is not None else []
     return (next(iter(later), view.last), f"{goal} was never made") if view.has_like(goal) == is_alike else None
 
 
 def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
-    """A value stands in no message, and a look-up that shows it was not made; whether others by its tool were."""
+    """A needed value appears in no message because the look-up that shows it is missing.
+
+    `is_alike`: whether the look-up's tool was called with other arguments.
+    """
     message, before, values, goal = view.closing, END, list[object](), edit.goal
     if edit.kind == "say":
         message, values = view.last, [edit.text]
@@ -155,7 +167,7 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
         if is_common(value) or view.in_view(value, before):
             continue
         for lookup in view.needs(goal):
-            # A look-up of what was to be chosen is no need of the choice.
+            # A look-up whose arguments are the needed values follows the choice and does not inform it.
             keys = [*leaves(lookup.arguments)]
             is_of_it = all(any(says(text_of(peer), leaf) for peer in (*values, *owed)) for leaf in keys)
             if says(text_of(lookup.result), value) and not is_of_it:
@@ -165,7 +177,7 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
 
 
 def changed_unread(view: RolloutView, edit: Edit) -> Sign:
-    """The record was changed without the look-up by which the reference opens it."""
+    """The agent changed the record without the look-up with which the reference opens it."""
     call = edit.calls[0]
     unread = view.unread(call)
     if unread is None or any(view.seen(value, call.message, "user") for value in edit.missing):
@@ -174,12 +186,12 @@ def changed_unread(view: RolloutView, edit: Edit) -> Sign:
 
 
 def _other_record(view: RolloutView, edit: Edit) -> tuple[str, str] | None:
-    """The argument that names another record than the reference's, and the reference's record."""
+    """Return the argument with the wrong record, and the reference's record; None if all records are right."""
     return next((entry for entry in view.records(goal_of(edit)) if entry[0] in edit.wrong), None)
 
 
 def record_invented(view: RolloutView, edit: Edit) -> Sign:
-    """The call names a record that stands in no message before."""
+    """The call names a record that no user or tool message has shown before."""
     record, call = _other_record(view, edit), edit.calls[0]
     if record is None or view.in_view(call.arguments.get(record[0]), call.message):
         return None
@@ -187,7 +199,7 @@ def record_invented(view: RolloutView, edit: Edit) -> Sign:
 
 
 def record_confused(view: RolloutView, edit: Edit) -> Sign:
-    """The call is on another record; where that one was opened in its place, this shows there."""
+    """The call names another record than the reference. If the agent opened it by mistake, that message shows it."""
     record, call = _other_record(view, edit), edit.calls[0]
     if record is None:
         return None
@@ -199,7 +211,7 @@ def record_confused(view: RolloutView, edit: Edit) -> Sign:
 
 
 def record_treated_twice(view: RolloutView, edit: Edit) -> Sign:
-    """A correct call was made twice, and refused, where another record was due."""
+    """A correct call was repeated and refused, in place of the call for another record."""
     goal = goal_of(edit)
     peers = [call for call in view.calls if (call.tool, call.by) == (goal.tool, goal.by)]
     again = [call for place, call in enumerate(peers) if call.failed and any(map(call.equals, peers[:place]))]
@@ -220,12 +232,12 @@ def made_again(view: RolloutView, edit: Edit) -> Sign:
 
 
 def swapped_for(view: RolloutView, edit: Edit) -> Call | None:
-    """The inserted goal in whose place a dropped call was made."""
+    """Return the inserted goal that the dropped call replaced; None if there is none."""
     return next((goal for goal in view.inserted if is_twin(view, goal, edit.calls[0])), None)
 
 
 def is_twin(view: RolloutView, goal: Call, call: Call) -> bool:
-    """A call by another tool is on the goal's record, or has all its arguments."""
+    """Return whether an assistant's call is on the goal's record or has the same arguments."""
     is_on_record = any(call.arguments.get(name) == value for name, value in view.records(goal)[:1])
     return goal.by == call.by == "assistant" and (is_on_record or (goal.arguments == call.arguments != {}))
 
@@ -245,7 +257,7 @@ def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
 
 
 def _attempts(view: RolloutView, goal: Call) -> list[Call]:
-    """Refused calls that do what a goal does, or something else to its record, which was not treated rightly later."""
+    """Return failed calls of the goal's tool, and failed writes on its record without a later correct write."""
     touched = {call.place for edit in view.repair.edits for call in edit.calls}
     right = [peer for peer in view.calls if peer.changed and peer.place not in touched]
     attempts = list[Call]()
@@ -258,7 +270,7 @@ def _attempts(view: RolloutView, goal: Call) -> list[Call]:
 
 
 def record_locked(view: RolloutView, edit: Edit) -> Sign:
-    """An earlier change of the record is why the right call was refused."""
+    """The right call was refused, after an earlier change of the same record."""
     goal = goal_of(edit)
     attempts = _attempts(view, goal)
     locks = [call for call in view.calls if call.changed and attempts and call.message < attempts[0].message]
@@ -269,7 +281,7 @@ def record_locked(view: RolloutView, edit: Edit) -> Sign:
 
 
 def left_as_text(view: RolloutView, edit: Edit) -> Sign:
-    """The call stands in a message as text, and was never executed."""
+    """The call was written as text in a message and never executed."""
     goal = goal_of(edit)
     for place, message in enumerate(view.messages):
         if goal.tool in (message.get("unexecuted") or ()):
@@ -278,7 +290,7 @@ def left_as_text(view: RolloutView, edit: Edit) -> Sign:
 
 
 def attempt_refused(view: RolloutView, edit: Edit) -> Sign:
-    """The call was tried and refused, and never repaired."""
+    """The call was tried and refused."""
     attempts = _attempts(view, goal_of(edit))
     return (attempts[0].message, f"{attempts[-1]} was refused, and {edit.goal} never made") if attempts else None
 
@@ -292,14 +304,14 @@ def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
 
 
 def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
-    """The user asked for the call, as its script says, and the reference leaves this as it is."""
+    """The user asked for the call, as its script says, but the reference does not make it."""
     call = edit.calls[0]
     evidence = f"{call}, as the user asked, where the reference leaves this as it is"
     return (view.proposal(call), evidence) if view.is_wished(call) else None
 
 
 def was_proposed(view: RolloutView, edit: Edit) -> Sign:
-    """The call was put to the user, and no reference makes it."""
+    """The agent proposed the call to the user, but the reference does not make it."""
     call = edit.calls[0]
     proposals = [place for place in view.replies(call.message) if asks_consent(view.text(place))]
     return (proposals[-1], f"{call}, which was put to the user, and no reference makes") if proposals else None
@@ -314,7 +326,10 @@ def is_extra(view: RolloutView, edit: Edit) -> Sign:
 
 
 def _uneven_list(edit: Edit) -> int:
-    """How many items more than are due a list of the call has, where the shorter list is part of the longer."""
+    """Return the surplus of items in a list argument, negative if items are missing; 0 if no list differs so.
+
+    The shorter list must be part of the longer one.
+    """
     for name in edit.wrong:
         expected, actual = goal_of(edit).arguments[name], edit.calls[0].arguments.get(name)
         if isinstance(expected, list) and isinstance(actual, list) and len(expected) != len(actual):
@@ -325,17 +340,17 @@ def _uneven_list(edit: Edit) -> int:
 
 
 def items_added(view: RolloutView, edit: Edit) -> Sign:
-    """A list has more items than are due."""
+    """A list argument has extra items."""
     return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) > 0 else None
 
 
 def items_left_out(view: RolloutView, edit: Edit) -> Sign:
-    """A list has fewer items than are due."""
+    """A list argument lacks items."""
     return (edit.calls[0].message, edit.corrections) if _uneven_list(edit) < 0 else None
 
 
 def value_invented(view: RolloutView, edit: Edit) -> Sign:
-    """A word with digits or marks stands in no message before, nor in the policy."""
+    """An argument value with digits or marks appears in no earlier message and not in the policy."""
     call = edit.calls[0]
     words = [value for value in edit.missing if isinstance(value, str)]
     coined = [value for value in edit.strange if isinstance(value, str) and re.search(r"\d|\w[@:/.]\w", value)]
@@ -354,7 +369,7 @@ def value_wrong(view: RolloutView, edit: Edit) -> Sign:
 
 
 def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
-    """A number is owed that stands nowhere, and the last reply tells one that stands in no message before."""
+    """A required number appears in no message, and the last reply tells another new number."""
     if not NUMBER.search(edit.text) or view.in_view(edit.text):
         return None
     for place in view.replies()[-1:]:
@@ -365,7 +380,7 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
 
 
 def not_told(view: RolloutView, edit: Edit) -> Sign:
-    """A value that was owed was not told, and nothing was handed over."""
+    """A required value was not told, and there was no transfer to a human."""
     return None if view.handover else (view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told")
 
 
@@ -383,7 +398,7 @@ def was_refused(view: RolloutView, edit: Edit) -> Sign:
 
 
 def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
-    """The agent handed over before this was done."""
+    """The agent transferred to a human instead."""
     handover = view.handover
     return (handover.message, f"{handover} was called, where {edit.subject} was due") if handover else None
 
@@ -394,7 +409,7 @@ def transfer_undue(view: RolloutView, edit: Edit) -> Sign:
 
 
 def left_out(view: RolloutView, edit: Edit) -> Sign:
-    """A write of the reference is missing, and nothing was handed over."""
+    """A write of the reference is missing, and there was no transfer to a human."""
     return None if view.handover else never_made(view, edit)
 
 
@@ -411,12 +426,12 @@ def limited(view: RolloutView, edit: Edit) -> Sign:
 
 
 def cut_off(view: RolloutView, edit: Edit) -> Sign:
-    """The dialogue does not come to an end."""
+    """The dialogue was cut off."""
     return view.last, f"it does not come to an end: {view.ending or 'it is cut off'}"
 
 
 def called_again(view: RolloutView, edit: Edit) -> Sign:
-    """One call was made, or the same words were said, again and again until the dialogue was cut off."""
+    """The agent repeated one call or one message until the dialogue was cut off."""
     peers: Sequence[Call] = max(view.equal_calls, key=len, default=[])
     ending = view.ending or "it is cut off"
     if len(peers) >= REPEATS:

@@ -1,9 +1,10 @@
 """The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
 
-An edit is a difference between the changes of a rollout and those of its reference: insert a call of the reference,
-replace the arguments of a call, drop a call, say something that was owed, or end the dialogue. An edit is needed if the
-others do not suffice without it; all other differences are harmless. Without a world every difference counts as an
-edit, and nothing is proven.
+An edit removes one difference between a rollout and its reference. There are five kinds: insert a call of the
+reference, replace the arguments of a call, drop a call, say a required value, or end the dialogue.
+
+An edit is needed if the rollout does not pass without it. All other differences are harmless. Without a world, every
+difference counts as an edit and nothing is proven.
 """
 
 import json
@@ -20,9 +21,9 @@ from captrain.capabilities.view import END, Edit, Repair, RolloutView
 from captrain.records import Rollout, leaves
 
 SMALL = 2
-"""Sets of at most this many edits are tried one by one."""
+"""Maximum size of the sets of edits that are tried one by one."""
 MOST = 60
-"""So many sets of one size are tried."""
+"""Maximum number of sets that are tried per size."""
 
 
 def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | None) -> RolloutView:
@@ -31,7 +32,7 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
     Args:
         rollout: passed or failed.
         context: of its environment.
-        world: of its task; None where none can be opened.
+        world: of its task; None if it cannot be opened.
 
     Raises:
         InfrastructureError: the world's worker failed.
@@ -48,9 +49,9 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
 
 
 def _counts(edit: Edit, view: RolloutView) -> bool:
-    """Without a replay, tell whether a difference may have cost the reward.
+    """Return whether a difference may have cost the reward. Used when there is no replay.
 
-    A call too many does only where the benchmark compares all changes, and other words only where they are values.
+    An extra call counts only if the benchmark compares all changes. Changed arguments count unless all are prose.
     """
     if edit.kind == "drop":
         # A call with mostly values that neither a user nor a tool has named is a note or a step of a harness.
@@ -64,7 +65,7 @@ def _counts(edit: Edit, view: RolloutView) -> bool:
 
 
 def _played(calls: Sequence[Call], replayed: Replayed) -> Iterator[Call]:
-    """Calls as their replay went; a result that the log has stays."""
+    """Yield the calls with the outcomes of their replay. Keep results that the log has."""
     for call, text, failed, changed in zip(calls, replayed.results, replayed.failed, replayed.changed, strict=True):
         result = call.result if call.result not in (None, "") else result_of({"role": "tool", "content": text})
         yield replace(call, failed=failed, changed=changed, result=result)
@@ -104,10 +105,14 @@ class _Search:
         return self._view
 
     def _pools(self, edits: list[Edit]) -> Iterable[list[Edit]]:
-        """Sets of edits that may suffice, the smallest first.
+        """Yield sets of edits that may suffice, the smallest first:
 
-        Each edit at its place; reads too, which some checks ask for; all insertions at the end; all writes of the
-        reference again at the end; the reference in place of every change, without and with its reads.
+        1. each edit at its place,
+        2. the same with reads, which some checks require,
+        3. all insertions moved to the end,
+        4. the same with all writes of the reference repeated at the end,
+        5. the reference's writes in place of every change of the rollout,
+        6. the same with the reference's reads.
         """
         yield edits
         yield _differences(self._view, self._world.owed, self._replay, reads=True)
@@ -122,7 +127,7 @@ class _Search:
         yield [*dialogue, *dropped, *(Edit("insert", goal) for goal in self._view.goals)]
 
     def _smallest(self, pool: list[Edit]) -> list[Edit]:
-        """A smallest set: drop unneeded edits one by one, then try whether fewer edits do the same."""
+        """Return a smallest set: drop unneeded edits one by one, then try sets of fewer edits."""
         remainder = list(pool)
         while True:
             trials = ([peer for peer in remainder if peer is not edit] for edit in remainder)

@@ -1,15 +1,24 @@
 """What tools do and which arguments name records, learnt from rollouts instead of schemas.
 
-What a tool does comes from the first of these that knows: the user (`--tools-as`), the benchmark (`readOnlyHint`, its
-`kinds`), a replay of references, effects in the rollouts, the tool's whole name. If none knows, the kind is "unknown".
-A transfer to a human is declared or told by its name, because in rollouts it looks like any other call that ends a
-dialogue.
+The kind of a tool comes from the first source that knows it:
 
-Effects in rollouts: a read returns values that it was not given, and rollouts pass without it. A change only confirms,
-and rollouts end with it. The agent writes the arguments of an environment itself, and gets varied answers.
+1. the user (`--tools-as`),
+2. the benchmark (`readOnlyHint`, its `kinds`),
+3. a replay of references,
+4. effects in the rollouts,
+5. the tool's whole name.
 
-A key is an argument of a change whose value a look-up took before, in references or in rollouts. It names the record,
-however many arguments the look-up takes and whatever it calls them.
+Otherwise the kind is "unknown". A transfer to a human must be declared or have a telling name: in rollouts it looks
+like any other call that ends a dialogue.
+
+Effects in rollouts:
+
+- A read returns values that it was not given. Rollouts pass without it.
+- A change only confirms. Rollouts end with it.
+- An environment gets arguments that the agent wrote itself. It returns varied answers.
+
+A key is an argument that names a record. It is an argument of a change whose value an earlier look-up took, in a
+reference or a rollout. The look-up may have other arguments and may use another name for the key.
 """
 
 from collections import Counter
@@ -26,15 +35,15 @@ from captrain.errors import InfrastructureError, UserError
 from captrain.records import JsonObject, Message, Rollout, leaves
 
 PASSES = 2
-"""So many rollouts must pass without a tool before it counts as a look-up: one may be a grader's error."""
+"""Tasks that must pass without a tool before it counts as a look-up. One alone may be a grader's error."""
 MOST_PLAYS = 6
-"""At most so many references are played to see what a tool does."""
+"""Maximum number of references that are replayed to learn what a tool does."""
 VARIED = 3
-"""A tool with so many different answers returns information; a change only confirms."""
+"""Minimum number of different answers of a tool that returns information. A change only confirms."""
 PLAYS = 3
-"""A tool that changes nothing and is not missed in so many replayed references is a look-up."""
+"""Replayed references in which a tool must change nothing and not be missed, to count as a look-up."""
 SHARE = 0.5
-"""An argument is a key if a look-up took its value in this share of a change's calls."""
+"""Minimum share of a change's calls in which a look-up took the argument's value, for the argument to be a key."""
 
 
 def learn_toolbox(
@@ -78,16 +87,16 @@ class _Observed:
     """Evidence on tools in rollouts.
 
     Attributes:
-        fields: the fields that a tool has always returned.
-        answers: its answers without the values that it was given, at most `VARIED`.
+        fields: the fields that every answer of a tool has.
+        answers: different answers of a tool without the values that it was given, at most `VARIED`.
         spared: tasks passed without a tool that the reference calls; without a reference, tasks passed in which it was
             not the last call. Trials of one task are one piece of evidence: one grader judges them all.
         closing: tools that passed rollouts without a reference called last, as they do a change.
         fed: passed rollouts in which an argument had its value from a tool's answer.
         misled: failed rollouts that skip the tool and give the argument another value than the reference.
         final: tools that a reference or a passed rollout ends with.
-        called: calls of a tool that did not fail.
-        written: those of them with a text of the agent's own, which stands in no message before.
+        called: number of successful calls of a tool.
+        written: number of these calls with a text that no earlier message contains: the agent wrote it.
     """
 
     fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -101,7 +110,7 @@ class _Observed:
     called: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
-        """Count a rollout in."""
+        """Add the evidence of a rollout."""
         acts = calls_in(rollout.messages, toolbox, ("assistant",))
         for act in [act for act in acts if not act.failed]:
             names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.answers
@@ -158,12 +167,12 @@ class _Observed:
 
 
 def _stands_before(text: str, act: Call, rollout: Rollout) -> bool:
-    """Tell whether a message before a call holds a text."""
+    """Return whether a message before the call contains the text."""
     return any(text in text_of(message.get("content") or "") for message in rollout.messages[: act.message])
 
 
 def _fed(acts: Sequence[Call]) -> set[Feed]:
-    """Feeds by values that a tool was not given itself."""
+    """Return the feeds from each tool's answer to later calls, for values that the tool was not given."""
     feeds, sources = set[Feed](), dict[str, set[str]]()
     for act in [act for act in acts if not act.failed]:
         for name, value in act.arguments.items():
@@ -174,7 +183,7 @@ def _fed(acts: Sequence[Call]) -> set[Feed]:
 
 
 def _misled(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[str, str]]:
-    """Tools and arguments of the reference that took a value which the reference never gives them."""
+    """Return the (tool, argument) pairs of the reference to which the rollout gave another value."""
     due, actual = (
         {(act.tool, name, text_of(value)) for act in side if not act.failed for name, value in act.arguments.items()}
         for side in (goals, acts)
@@ -188,10 +197,11 @@ def _tools(messages: Iterable[Message]) -> set[str]:
 
 
 def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, ToolKind]:
-    """Kinds of tools that replays of references show.
+    """Learn kinds of tools by replaying references without each tool.
 
-    Without a change the check fails. A tool that leaves the world as it is and is not missed is a look-up. A world may
-    also record look-ups, such as pages that were read: such a tool stays unknown.
+    If the check then fails, the tool is a write. If the check passes and the tool leaves the world unchanged in `PLAYS`
+    references, the tool is a look-up. Some worlds also record look-ups, such as pages that were read: such a tool stays
+    unknown.
     """
     idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
     kinds: dict[str, ToolKind] = {}
@@ -209,7 +219,7 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
             partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
             whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
         except (UserError, InfrastructureError):
-            continue  # a world that takes no such calls shows nothing of tools; its rollouts say why
+            continue  # a world that rejects these calls tells nothing about tools; its rollouts say why
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
         if not whole.passed:
             continue
@@ -227,9 +237,9 @@ A look-up that returns an object opens a record; one that returns a list or a ba
 
 
 def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
-    """Key arguments of changes and look-ups, each with the common name of its kind of record.
+    """Return key arguments of changes and look-ups, each with the common name of its kind of record.
 
-    An argument of a search is a key only if the change has none that opens a record. Where no values show a key, shared
+    An argument of a search is a key only if no argument of the change opens a record. If no values show a key, shared
     argument names decide.
     """
     sources, tools = (Counter[Flow](), Counter[Flow]()), set[str]()
@@ -253,9 +263,9 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
 
 
 def _flows(acts: Sequence[Call], toolbox: Toolbox) -> Iterator[Flow]:
-    """Flows into each change, and each change after a look-up by its tool alone.
+    """Yield the flows into each change, and one flow with empty names per change after a look-up, for counting.
 
-    Only text is recognized under another argument name.
+    Numbers are matched only under the same argument name, text under any name.
     """
     names_by_value: dict[str, set[tuple[str, bool]]] = {}
     for act in acts:

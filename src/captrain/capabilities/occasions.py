@@ -1,10 +1,13 @@
-"""Occasions on which a rollout could have shown a cause, lacking or present: a label is what they say.
+"""Occasions: places in a rollout where a cause of failure could show. Labels are made from them.
 
-They are blind to the outcome. Each mismatch with the reference is charged to one cause: a wrong record says nothing
-against completion or argument values, and another operation on the right record is a wrong decision.
+Each function yields the occasions of one cause. Its docstring says when an occasion arises. An occasion is `lacking` if
+the rollout went wrong there. Occasions ignore whether the rollout passed.
 
-A benchmark without reference calls may have milestones instead (`captrain.records.Milestone`). They build on one
-another: after an unmet one nothing is judged, so that one mismatch has one charge.
+Each mismatch with the reference counts against one cause only. A write on a wrong record does not also count as a
+missing write or a wrong argument value. Another operation on the right record is a wrong decision.
+
+A benchmark without reference calls may have milestones instead (`captrain.records.Milestone`). Milestones build on one
+another. Nothing after the first unmet milestone is judged, so that one mismatch counts once.
 """
 
 import re
@@ -32,14 +35,19 @@ COURTESIES = frozenset({"complete", "completed", "done", "false", "no", "none", 
 """Words that tools return and people say without telling anything."""
 MET = 1 - 1e-6
 TOLD_ENOUGH = 0.5
-"""Words of a milestone are compared by overlap: from here on the outcome was told."""
+"""Minimum score of a message milestone that counts as told. Its words are compared by overlap."""
 EXCERPT = 160
 
 
 class Occasion(NamedTuple):
-    """One occasion on which a rollout could show a cause.
+    """One place where a rollout could show a cause.
 
-    It says whether it went wrong, why, at which message, and the tools and arguments in question.
+    Attributes:
+        lacking: whether the rollout went wrong there.
+        evidence: what happened, in words.
+        message: index of the message.
+        tools: the tools in question.
+        arguments: the arguments in question.
     """
 
     lacking: bool
@@ -50,7 +58,7 @@ class Occasion(NamedTuple):
 
 
 class Vocabulary:
-    """Values that references tell users, indexed by their first word: a log may have thousands.
+    """Values that references tell users, indexed by first word because a log may have thousands.
 
     Args:
         values: distinct, in order.
@@ -68,7 +76,7 @@ class Vocabulary:
         return iter(self.values)
 
     def near(self, text: str) -> list[str]:
-        """The values whose first word the text holds, in their order: it does not say any other."""
+        """Values whose first word occurs in the text, in order. The text cannot contain any other value."""
         words = {*WORD.findall(squeezed(text))}
         places = {place for word in words for place in self._by_word.get(word, ())}
         return [self.values[place] for place in sorted(places.union(self._wordless))]
@@ -80,7 +88,10 @@ class Vocabulary:
 
 
 def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference makes a look-up of what it then changes."""
+    """Arises for each write on a record that the reference reads first.
+
+    Also arises, as lacking, if the agent did nothing and the reference starts with a read.
+    """
     if view.is_idle:
         yield Occasion(
             True, f"{view.expected[0]} was never made, nor anything else", view.last, (view.expected[0].tool,)
@@ -107,7 +118,10 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 
 def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
-    """Where the reference only reads: writes on a record that it reads and the rollout did not; with its tools."""
+    """Extra writes on a record that the reference reads and the rollout did not read, with the reading tools.
+
+    Empty if the reference itself writes.
+    """
     unread = list[tuple[Call, tuple[str, ...]]]()
     lookups = [lookup for lookup in view.expected if lookup.kind == "read" and lookup.record]
     if view.pairs:
@@ -120,7 +134,7 @@ def _unread(view: RolloutView) -> list[tuple[Call, tuple[str, ...]]]:
 
 
 def records(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference writes on a record, which the user names or not."""
+    """Arises where the reference writes on a record that the user named, or that the agent had to find out."""
     for pair in view.pairs:
         write, goal = pair.write, pair.goal
         if write is None or not goal.record:
@@ -132,14 +146,14 @@ def records(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
             compared = [name for name in names if name in goal.names]
             wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
             judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
-            # To repeat a record that the user has named does not show that the agent can find it out.
+            # Repeating a record that the user named does not show that the agent can find a record.
             if not wrong and not pair.derived:
                 continue
             yield Occasion(wrong, f"{write} {judgement}", write.message, (goal.tool,), tuple(names))
 
 
 def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference writes on a record that needs no look-up, or the look-up was made."""
+    """Arises for each write on the right record, if the look-up that it needs was made."""
     for pair in view.pairs:
         write = pair.write
         if write is None or not same(write.record, pair.goal.record):
@@ -151,7 +165,10 @@ def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference makes several writes, or one that was not made. One that was made does not show completeness."""
+    """Arises if the reference makes several writes, or if its only write is missing.
+
+    A single write that was made does not show completeness.
+    """
     missing = [pair.goal for pair in view.pairs if pair.write is None]
     if view.is_idle or (len(view.pairs) < 2 and not missing):
         return
@@ -164,7 +181,7 @@ def missing_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def values_of_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The right tool was called, and an argument has a value that the user said, or that follows from records."""
+    """Arises if the right tool was called, for each argument value that the user said or that follows from records."""
     for pair in view.pairs:
         write, goal = pair.write, pair.goal
         if write is None or write.tool != goal.tool:
@@ -185,7 +202,7 @@ def values_of_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion
 
 
 def extra_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The rollout writes. Extra writes that show another cause are left to it: decisions, and unread records."""
+    """Arises for each write of the rollout. Decisions and writes on unread records count for other causes."""
     unread = [act for act, _ in _unread(view)]
     for act in view.extras:
         if act not in unread and not _overruled(view, act) and not _forbidden(view, act):
@@ -198,7 +215,7 @@ def extra_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def declined_requests(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The rollout put a write to the user that the reference leaves undone, or the reference changes nothing at all."""
+    """Arises if the agent chose to make a write that the reference leaves undone, or if nobody changes anything."""
     if not view.rollout.reference:
         return
     for act in view.extras:
@@ -210,16 +227,17 @@ def declined_requests(view: RolloutView, values: Vocabulary) -> Iterator[Occasio
 
 
 def _overruled(view: RolloutView, act: Call) -> bool:
-    """The reference reads the record of a write and then decides on other operations there."""
+    """Return whether the reference reads the write's record and then uses other operations on it."""
     pairs = [pair for pair in view.pairs if same(pair.goal.record, act.record)]
     return any(pair.guards for pair in pairs) and act.tool not in {pair.goal.tool for pair in pairs}
 
 
 def _forbidden(view: RolloutView, act: Call) -> bool:
-    """An extra write was no slip but a decision.
+    """Return whether an extra write was a decision and not a slip. All of these must hold:
 
-    The reference leaves its record alone (without a key: makes no such write), the assistant had put it to the user or
-    the user had asked for it, and its record was read first where it had to be.
+    - The reference does not write on its record. For a write without a key: the reference does not call its tool.
+    - The assistant had proposed it to the user, or the user had asked for it.
+    - Its record was read first if the reference reads it.
     """
     goals = [pair.goal for pair in view.pairs]
     is_alone = all(not same(act.record, goal.record) if act.record else act.tool != goal.tool for goal in goals)
@@ -228,14 +246,14 @@ def _forbidden(view: RolloutView, act: Call) -> bool:
 
 
 def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The rollout calls tools, or tries to."""
+    """Arises for each tool call and each malformed call."""
     for index, message in enumerate(view.messages):
         if is_malformed(message):
             yield Occasion(True, "a call that is not well formed, left as text", index)
     for act in view.acts:
         lacking = act.failed
         if lacking:
-            # Well formed are also calls that the reference makes, and look-ups in vain of what the user said.
+            # A refused call is no mistake if the reference makes it, or if it looks up in vain what the user said.
             is_expected = any(call.tool == act.tool and same(call.arguments, act.arguments) for call in view.expected)
             is_miss = act.kind == "read" and says(view.user, act.arguments) and NOT_FOUND.search(text_of(act.result))
             lacking = not is_expected and not is_miss
@@ -246,14 +264,17 @@ def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def last_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """Every rollout comes to an end, unless it hands over."""
+    """Arises at the end of each rollout without a transfer to a human."""
     if handover_in(view.acts) is None and not view.is_idle:
         cut = view.final is None
         yield Occasion(cut, "is cut off without a last message" if cut else "ends with a message", view.last)
 
 
 def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference hands nothing over, and all its writes were made; otherwise see `missing_writes`."""
+    """Arises if the reference makes no transfer to a human and the rollout made all its writes.
+
+    If a write is missing, `missing_writes` counts it.
+    """
     handover, is_due = handover_in(view.acts), handover_in(view.expected) is not None
     is_left_out = any(pair.write is None for pair in view.pairs)
     if is_due or is_left_out or not (view.expected_final or view.pairs):
@@ -263,7 +284,7 @@ def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def escalation(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference hands over. A user who leaves on the offer leaves no time for it."""
+    """Arises if the reference transfers to a human. An offer counts if the user then leaves before the transfer."""
     handover, due = handover_in(view.acts), handover_in(view.expected)
     if due is not None:
         offered = HANDING_OVER.search(view.final or "") and view.messages[-1]["role"] == "user"
@@ -272,7 +293,7 @@ def escalation(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference tells the user values that tools return, or lists the values that must be told."""
+    """Arises for each value that the reference tells the user or lists as required."""
     replies = {index: view.text(index) for index in view.replies()}
     for value in view.informs:
         index = view.first_telling(value)
@@ -286,7 +307,7 @@ def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def first_question(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference asks the user something before it acts."""
+    """Arises if the reference asks the user something before it acts."""
     if len(view.rollout.reference) < 2 or not is_reply(view.rollout.reference[0]):
         return
     roles = [message["role"] for message in view.messages]
@@ -299,7 +320,10 @@ def first_question(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """Both close with a message. One that lacks the information asked for is not judged on its wording."""
+    """Arises if rollout and reference both end with a message.
+
+    Wording is not judged if a value was not told: `told_values` counts that.
+    """
     if view.final is None or view.expected_final is None:
         return
     if any(occasion.lacking for occasion in told_values(view, values)):
@@ -311,31 +335,31 @@ def reply_wording(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def reads_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference looks something up."""
+    """Arises for each look-up of the reference."""
     for goal in view.expected:
         if goal.kind == "read":
             yield Occasion(False, f"{goal} is due", view.last, (goal.tool,))
 
 
 def writes_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The reference changes something."""
+    """Arises for each write of the reference."""
     for pair in view.pairs:
         yield Occasion(False, f"{pair.goal} is due", view.last, (pair.goal.tool,))
 
 
 def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """The rollout calls tools."""
+    """Arises for each call of the rollout."""
     for act in view.acts:
         yield Occasion(False, f"{act} was made", act.message, (act.tool,))
 
 
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A milestone asks for a look-up."""
+    """Arises for each milestone that requires a look-up."""
     return _milestone_calls(view, ("read",))
 
 
 def milestone_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A milestone asks for a call that changes something."""
+    """Arises for each milestone that requires a write."""
     return _milestone_calls(view, CHANGES)
 
 
@@ -350,7 +374,7 @@ def _milestone_calls(view: RolloutView, kinds: Collection[str]) -> Iterator[Occa
 
 
 def milestone_arguments(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A milestone asks for a call of a tool, and the tool was called."""
+    """Arises for each milestone that requires a call, if its tool was called."""
     for milestone, score in _reachable(view):
         for call in _calls(view, milestone)[-1:]:
             expected = milestone.arguments
@@ -360,7 +384,7 @@ def milestone_arguments(view: RolloutView, values: Vocabulary) -> Iterator[Occas
 
 
 def milestone_states(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A milestone asks for a state of the records."""
+    """Arises for each milestone that requires a state of the records."""
     for milestone, score in _reachable(view):
         if milestone.tool is None and milestone.message is None:
             evidence = f"{_state(milestone)} {'not reached' if score < MET else 'reached'} ({score:.2f})"
@@ -368,7 +392,7 @@ def milestone_states(view: RolloutView, values: Vocabulary) -> Iterator[Occasion
 
 
 def milestone_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A milestone asks for words to the user."""
+    """Arises for each milestone that requires a message to the user."""
     replies = view.replies()
     for milestone, score in _reachable(view):
         if milestone.message is not None:
@@ -379,7 +403,7 @@ def milestone_words(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
 
 
 def minefields(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
-    """A minefield: the task must not be done, and names the act that would show an attempt."""
+    """Arises for each minefield: a milestone that names an act which the agent must not do."""
     for milestone, score in view.milestones:
         if milestone.is_minefield:
             acts, act = _calls(view, milestone) or view.writes, milestone.tool or _state(milestone)
@@ -388,7 +412,7 @@ def minefields(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 
 
 def _reachable(view: RolloutView) -> Iterator[tuple[Milestone, float]]:
-    """The milestones up to the first that was not met, without minefields."""
+    """The milestones up to and including the first unmet milestone, without minefields."""
     for milestone, score in view.milestones:
         if not milestone.is_minefield:
             yield milestone, score
@@ -397,7 +421,7 @@ def _reachable(view: RolloutView) -> Iterator[tuple[Milestone, float]]:
 
 
 def _calls(view: RolloutView, milestone: Milestone) -> list[Call]:
-    """The calls of the milestone's tool, those that went through last."""
+    """The calls of the milestone's tool: failed calls first, then successful ones."""
     return sorted((act for act in view.acts if act.tool == milestone.tool), key=lambda act: not act.failed)
 
 

@@ -42,11 +42,11 @@ from captrain.capabilities.toolbox import CHANGES, EFFECTS, Toolbox
 from captrain.records import Message, Milestone, Rollout, leaves
 
 END = 1_000_000
-"""Beyond the last message."""
+"""A message index beyond every dialogue."""
 MOST_NUMBERS = 100
-"""So many numbers of a result are added up in pairs."""
+"""Maximum number of numbers of a tool's result that are combined in pairs."""
 SHORT = 2
-"""Characters of a value that is likely to stand inside another one."""
+"""Maximum length of a value that is likely to occur by chance inside another one."""
 EditKind = Literal["insert", "replace", "drop", "end", "say"]
 
 
@@ -55,11 +55,11 @@ class Edit:
     """A difference between a rollout and its reference.
 
     Attributes:
-        kind: what is to be done.
+        kind: the kind of edit.
         goal: the call of the reference.
         calls: the calls of the rollout that are replaced or dropped.
-        before: place of the call before which a goal is inserted; None: at the end.
-        text: the words that are owed.
+        before: place of the call before which the goal is inserted; None: at the end.
+        text: the text that the agent must tell the user.
     """
 
     kind: EditKind
@@ -70,12 +70,12 @@ class Edit:
 
     @property
     def subject(self) -> str:
-        """What is to be done, in short."""
+        """The edit's goal or text, in short."""
         return str(self.goal or self.text or "the end")
 
     @property
     def step(self) -> str:
-        """The kind of step that rules are made for: an insertion is told apart by what is inserted."""
+        """The kind of step, as rules name it. Insertions are split by the kind of the inserted call."""
         if self.kind == "insert" and self.goal is not None:
             kinds = dict.fromkeys(CHANGES, "write") | {"handover": "handover"}
             return "insert step of user" if self.goal.by == "user" else f"insert {kinds.get(self.goal.kind, 'read')}"
@@ -83,7 +83,7 @@ class Edit:
 
     @property
     def wrong(self) -> list[str]:
-        """Of a call to be replaced, the arguments that differ."""
+        """Names of the arguments that differ, for a call to be replaced."""
         return self.calls[0].differing(self.goal) if self.kind == "replace" and self.goal else []
 
     def _values(self, calls: Sequence[Call]) -> list[object]:
@@ -91,19 +91,19 @@ class Edit:
 
     @property
     def missing(self) -> list[object]:
-        """Of a call to be replaced, the values that are due and not there."""
+        """Expected values that the call to be replaced lacks."""
         actual = self._values(self.calls)
         return [value for value in self._values([self.goal] if self.goal else []) if value not in actual]
 
     @property
     def strange(self) -> list[object]:
-        """Of a call to be replaced, the values that are there and not due."""
+        """Unexpected values of the call to be replaced."""
         due = self._values([self.goal] if self.goal else [])
         return [value for value in self._values(self.calls) if value not in due]
 
     @property
     def corrections(self) -> str:
-        """Of a call to be replaced, what should be what."""
+        """The corrections of a call to be replaced, in words: "name X should be Y"."""
         call, due = self.calls[0].arguments, self.goal.arguments if self.goal else {}
         pairs = [f"{name} {text_of(call.get(name))} should be {text_of(due[name])}" for name in self.wrong]
         return f"{self.calls[0].tool}: {'; '.join(pairs)}"
@@ -116,9 +116,9 @@ class Repair:
     Attributes:
         differences: all edits that were considered.
         edits: those of the smallest set.
-        proven: by replay.
-        passes: the logged calls pass as they are.
-        is_unsound: the reference fails its own check.
+        proven: whether a replay proved it.
+        passes: whether the logged calls pass unchanged.
+        is_unsound: whether the reference fails its own check.
     """
 
     differences: tuple[Edit, ...] = ()
@@ -134,8 +134,8 @@ class RolloutView:
     Args:
         rollout: passed or failed.
         context: tools, policy and records of its environment.
-        calls: its calls as a replay shows them; None: as the log has them.
-        goals: calls of the reference as a replay shows them; None: as the log has them.
+        calls: its calls as replayed; None: as logged.
+        goals: calls of the reference as replayed; None: as logged.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class RolloutView:
         ending = rollout.reference[-1] if rollout.reference else {"role": ""}
         self.informs = [text_of(value) for value in ending.get("informs", [])]
         self.final = _reply(self.messages[self.last]) if self.messages else None
-        # A message that stands for values to be told is no model of how to word them.
+        # A message that only lists values to tell does not show how to word them.
         self.expected_final = None if "informs" in ending else _reply(ending)
 
     # What was called
@@ -191,14 +191,14 @@ class RolloutView:
 
     @cached_property
     def equal_calls(self) -> list[list[Call]]:
-        """All calls, equal ones together."""
+        """All calls, grouped by tool and arguments."""
         groups: dict[str, list[Call]] = {}
         for call in self.calls:
             groups.setdefault(json.dumps([call.tool, call.arguments], sort_keys=True), []).append(call)
         return [*groups.values()]
 
     def has_like(self, goal: Call) -> bool:
-        """A look-up by the goal's tool was made."""
+        """Return whether the rollout made a look-up with the goal's tool."""
         return any(call.tool == goal.tool for call in self.lookups)
 
     @cached_property
@@ -208,17 +208,17 @@ class RolloutView:
 
     @property
     def pairs(self) -> list[Pair]:
-        """The writes of the reference, each with the write of the rollout that stands for it."""
+        """The writes of the reference, each with the matching write of the rollout."""
         return self._aligned[0]
 
     @property
     def extras(self) -> list[Call]:
-        """Writes of the rollout that stand for none of the reference; none without a reference."""
+        """Writes of the rollout that match no write of the reference; empty if there is no reference."""
         return self._aligned[1]
 
     @cached_property
     def milestones(self) -> list[tuple[Milestone, float]]:
-        """The task's milestones, each with how far it was reached."""
+        """The task's milestones, each with its score."""
         parts = self.rollout.score.parts if self.rollout.score else {}
         return [(entry, parts[entry.part]) for entry in self.facts.milestones if entry.part in parts]
 
@@ -257,19 +257,19 @@ class RolloutView:
 
     @cached_property
     def wishes(self) -> str:
-        """All that the user said or was told to say, as `plain` has it."""
+        """All that the user said or was told to say, normalised by `plain`."""
         return plain(f"{self.user}\n{self.facts.script}")
 
     @cached_property
     def is_idle(self) -> bool:
-        """The agent made no call and said nothing, where the reference begins with a look-up: all else follows."""
+        """Whether the agent neither called nor said anything, and the reference begins with a look-up."""
         turns = [message for message in self.messages if message["role"] == "assistant"]
         is_silent = not any((message.get("content") or "").strip() or message.get("tool_calls") for message in turns)
         return is_silent and [goal.kind for goal in self.expected[:1]] == ["read"]
 
     @cached_property
     def is_answered(self) -> bool:
-        """A user speaks after the assistant did; otherwise the agent works alone."""
+        """Whether a user speaks after the assistant's first message. If False, the agent works alone."""
         spoken = (index for index, message in enumerate(self.messages) if message["role"] == "assistant")
         first = next(spoken, len(self.messages))
         return any(place > first for place in self.users())
@@ -310,19 +310,19 @@ class RolloutView:
         return next(iter([*sources, *proposals, *last]), call.message)
 
     def is_wished(self, call: Call) -> bool:
-        """The user asked for something of a call that its script has and the reference has not."""
+        """Return whether the user asked for a value of the call that the script has and the reference lacks."""
         goals = [goal for goal in self.goals if goal.kind in EFFECTS]
         expected = {text_of(value) for goal in goals for value in atoms(goal.arguments)}
         values = [v for v in atoms(call.arguments) if isinstance(v, str) and v not in expected and not is_common(v)]
         return any(says(self.facts.script, value) and self.seen(value, call.message, "user") for value in values)
 
     def put_to_user(self, write: Call) -> bool:
-        """The assistant spoke of the write's record before the write, or had just asked whether to go ahead."""
+        """Return whether the assistant, before the write, named its record or last asked for consent."""
         replies = [self.text(index) for index in self.replies(write.message)]
         return bool(replies) and (says("\n".join(replies), write.record) or asks_consent(replies[-1]))
 
     def first_telling(self, value: str) -> int | None:
-        """The first message in which the assistant tells the value: a short one as a word, else as part of the text."""
+        """The first message in which the assistant tells the value. Short values must be whole words."""
         expected = squeezed(value)
         for index, message in enumerate(self.messages):
             text, is_long = self.text(index), len(value) > SHORT
@@ -332,12 +332,12 @@ class RolloutView:
 
     @property
     def is_lacking(self) -> bool:
-        """A change of the reference was not made, or a value that is owed was not told."""
+        """Whether a write of the reference is missing, or a required value was not told."""
         is_undone = any(pair.write is None for pair in self.pairs)
         return is_undone or any(self.first_telling(value) is None for value in self.informs)
 
     def informed(self, values: Iterable[str]) -> list[str]:
-        """Those values that the reference's last message tells and the user has not said."""
+        """The values that the reference's last message tells and the user did not say."""
         return [value for value in values if says(self.expected_final or "", value) and not says(self.user, value)]
 
     # Where values come from
@@ -351,11 +351,11 @@ class RolloutView:
         return [place for role, place, text in self._texts if place < before and role in roles and says(text, value)]
 
     def in_view(self, value: object, before: int = END) -> bool:
-        """A user or a tool has said the value before a message."""
+        """Return whether a user or tool message contains the value before message `before`."""
         return bool(self.seen(value, before, "user", "tool"))
 
     def knows(self, value: object) -> bool:
-        """Tell whether a value stands in the log, or follows from two numbers that do."""
+        """Return whether a value is common, stands in log, script or policy, or follows from two numbers of a tool."""
         texts = (self.facts.script, self.context.policy)
         is_seen = is_common(value) or self.seen(value, END, "user", "tool", "system", "developer")
         return bool(is_seen) or any(says(text, value) for text in texts) or number_of(value) in self._worked_out
@@ -371,7 +371,7 @@ class RolloutView:
         return numbers
 
     def is_traced(self, edit: Edit) -> bool:
-        """Tell whether the record and the values of a difference to the reference stand in the log."""
+        """Return whether the log shows where the record and values of an edit come from."""
         match edit.kind:
             case "insert" if edit.goal is not None and edit.goal.kind in CHANGES:
                 records = [value for _, value in self.records(edit.goal)]
@@ -390,23 +390,23 @@ class RolloutView:
 
     @cached_property
     def shapes(self) -> set[str]:
-        """Shapes of the identifiers by which reads are told a record."""
+        """Shapes of the identifiers that reads take as arguments."""
         reads = [call for call in (*self.calls, *self.goals) if call.kind == "read"]
         return {shape(value) for call in reads for value in call.arguments.values() if is_identifier(value)}
 
     def records(self, call: Call) -> list[tuple[str, str]]:
-        """The arguments of a call that name records, the last named first."""
+        """The arguments of a call that name records, in reverse order."""
         entries = [(name, value) for name, value in call.arguments.items() if isinstance(value, str)]
         keys = self.toolbox.keys
         return [(n, v) for n, v in entries[::-1] if n in keys or (is_identifier(v) and shape(v) in self.shapes)]
 
     def opened(self, record: str, before: int = END) -> bool:
-        """The assistant has looked the record up before a message."""
+        """Return whether the assistant looked up the record before message `before`."""
         reads = [call for call in self.lookups if call.message < before and call.by == "assistant"]
         return any(record in leaves(call.arguments) for call in reads)
 
     def opened_instead(self, record: str) -> dict[str, int]:
-        """Other records of the same shape that the assistant opened, with the message."""
+        """Other records with an id of the same shape that the assistant opened, each with its message index."""
         openings: dict[str, int] = {}
         for call in self.lookups:
             if call.by == "assistant" and not call.failed:
@@ -424,20 +424,20 @@ class RolloutView:
         return [goal for goal in due if not any(call.equals(goal) for call in self.lookups)]
 
     def needs(self, goal: Call | None) -> list[Call]:
-        """Reads that the reference makes before a goal, and the rollout does not make; of None: all of them."""
+        """Reads of the reference before a goal that the rollout lacks; all such reads if the goal is None."""
         return [lookup for lookup in self.due_lookups if goal is None or lookup.place < goal.place]
 
     def unread(self, call: Call) -> Call | None:
-        """The read of the reference that opens a record of this call, and was not made before it."""
+        """The reference's read that opens a record of this call, if the assistant did not open it before the call."""
         reads = [goal for goal in self.goals if goal.kind == "read"] if call.by == "assistant" else []
         unread = [record for _, record in self.records(call) if not self.opened(record, call.message)]
         return next((goal for record in unread for goal in reads if record in leaves(goal.arguments)), None)
 
     def read_before(self, write: Call, names: Iterable[str], lookups: Sequence[Call] = ()) -> bool:
-        """The record under each of these keys of the write was read in an earlier message.
+        """Return whether the record under each key in `names` was read in a message before the write.
 
-        It was read by its key, or in the result of another call; where look-ups of the reference are given, as one of
-        them does.
+        A record counts as read if a look-up had its key as argument, or if another call returned it. If `lookups` of
+        the reference are given, the read must show what one of them shows.
         """
         earlier = [act for act in self.acts if not act.failed and act.message < write.message]
         return all(any(self._shows(act, name, write.record[name], lookups) for act in earlier) for name in names)
@@ -455,20 +455,24 @@ class RolloutView:
         )
 
     def has_looked(self, pair: Pair) -> bool:
-        """The look-ups of the reference before a write were made before the write that stands for it."""
+        """Return whether the rollout made the look-ups of the reference before its matching write."""
         names = [name for name in pair.guards if pair.write is not None and name in pair.write.record]
         return pair.write is None or self.read_before(pair.write, names, pair.lookups)
 
     def breach(self, call: Call) -> str | None:
-        """The clause of the policy that forbids a write, in words."""
+        """The policy clause that forbids a write, in words; None if no clause does."""
         acts = [*takewhile(lambda act: act is not call, self.writes), call] if call in self.writes else []
         found = violations(acts, self.wishes, self.context)
         return next((str(violation) for violation in found if violation.act is call), None)
 
     def refusal(self, records: Sequence[str]) -> int | None:
-        """The first message that refuses something, unless it names other records alone, or a later message offers it.
+        """Return the first message that refuses a request on `records`; None if there is none.
 
-        A notice of what cannot be done afterwards is no refusal.
+        These do not count:
+
+        - a message that names only other records,
+        - a refusal of something that the same message or a later one offers,
+        - a notice that something cannot be done afterwards.
         """
         targets = {*records}
         proposals = [p for p in self.replies() if asks_consent(self.text(p)) and p not in self.refusals]
@@ -487,7 +491,7 @@ class RolloutView:
 
 
 def bare_view(rollout: Rollout, toolbox: Toolbox) -> RolloutView:
-    """A rollout of which no policy and no records are known."""
+    """Return the view of a rollout without policy and records."""
     return RolloutView(rollout, DiagnosisContext(toolbox, "", RecordBook(), set(), set()))
 
 

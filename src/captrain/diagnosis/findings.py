@@ -1,9 +1,8 @@
-"""Findings that a developer can act on: the steps, tasks and orders of calls that correlate with failure, and what to
-fix.
+"""Findings: which steps, tasks and orders of calls correlate with failure, and what to fix first.
 
-Rollouts are counted one by one. A temporary SQLite database holds their calls, for the order of calls and the
-comparison of trials. Calls are those of the agent, and those of a simulated user with tools of its own. A text of
-several words is not a value: two wordings of one thing are not a difference.
+Rollouts are counted one by one. A temporary SQLite database holds their calls, so that orders of calls and trials can
+be compared. Calls are made by the agent, or by a simulated user with tools of its own. A text of several words does not
+count as a value, because two wordings of one thing are not a difference.
 """
 
 import re
@@ -46,17 +45,17 @@ from captrain.records import Message, Record, Rollout
 from captrain.statistics import fisher, holm
 
 FIXES = 3
-"""Steps that the report names first."""
+"""Number of steps to fix that the report names first."""
 QUOTED = 240
 """Most characters quoted of a message."""
 MANY = 3
-"""Changes of a reference are counted up to this number; more count as this many."""
+"""Cap on the number of changes counted in a reference."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones", "limit", "grading", "submission")
 """Fields of an imported task's data that captrain adds to the task's own fields."""
 REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")
 WORD, STEP = "task id", "reference step"
-"""Names of values of which a task may have several."""
+"""Names of task values that can occur several times in one task."""
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature for each kind of repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
@@ -67,7 +66,8 @@ END = "(end)"
 class Fault(Record):
     """A step whose repair may turn a failure into a pass.
 
-    key: of its feature. message: where it shows. lookup: the skipped read tool, "" if the evidence names none.
+    key: the feature's key. message: index of the message that shows the fault. lookup: the skipped read tool; "" if the
+    evidence names none.
     """
 
     key: Key
@@ -90,10 +90,11 @@ class Played(Record):
 
 @dataclass
 class Fix:
-    """A step to fix, over all failures that differ in it.
+    """A step to fix, with figures over all failures that need its repair.
 
     counts: failures with it, failures with it alone, failures where replay proved that the repair is needed, passed
-    rollouts with it. mark: sum of random numbers of these failures. halves: other steps of the very same failures.
+    rollouts with it. mark: sum of one random number per failure, equal for steps
+    with the same failures. halves: other steps with exactly the same failures.
     causes: the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds:
     the kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
     """
@@ -158,7 +159,7 @@ class Collection:
         BEGIN""")
 
     def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
-        """Count a rollout; one with a suspect reference counts only as a fault of the reference."""
+        """Count a rollout. If its reference is suspect, count only the fault of the reference."""
         calls, view = sourced_calls(rollout, self._toolbox), bare_view(rollout, self._toolbox)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
         tasks, faults = _task_traits(rollout, view), [*_faults_of(row)]
@@ -210,7 +211,7 @@ class Collection:
         first = sorted(fixes.values(), key=lambda fix: (-fix.counts["failures"], -fix.counts["alone"], fix.key))
         whole: dict[int, Fix] = {}
         for fix in first:
-            # Steps of the very same failures are halves of one step.
+            # Steps with exactly the same failures are reported as one.
             if whole.setdefault(fix.mark, fix) is not fix:
                 whole[fix.mark].halves.append(fix.key)
         first = [*whole.values()][:FIXES]
@@ -229,7 +230,7 @@ class Collection:
         return Findings(steps, tasks, order, seen, examples, parted, mixed, first)
 
     def _kinds(self, fix: Fix) -> list[tuple[str, int]]:
-        """Values of the task that are more frequent among these failures than elsewhere, the surest first."""
+        """Return task values that are more frequent among these failures than elsewhere, lowest p-value first."""
         rows, features = list[tuple[float, Key, int]](), self._tasks.features
         values = {key: number for key, number in fix.values.items() if key in features and fix.key != REFERENCE}
         reach = Counter({EVERY: fix.counts["failures"]})
@@ -248,7 +249,7 @@ class Collection:
 
 
 def _step_traits(row: DiagnosedRollout, view: RolloutView) -> Traits:
-    """Steps of the reference that a rollout does not make or makes otherwise, and steps that the reference lacks."""
+    """Return the rollout's differences from its reference: missing, changed and extra steps."""
     user_steps = [step.name + OF_USER for step in view.facts.user_calls]
     if not view.rollout.reference and not user_steps:
         return Traits()
@@ -290,7 +291,7 @@ def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
 
 
 def _fault_of(lack: Lack) -> Fault:
-    """A fault from a need that contrast shows: its line for the prompt names no change to make."""
+    """Make a fault from a need that a contrast of passed and failed rollouts shows."""
     row, causes = lack.need.association, {"missing_lookup", "extra_write", "invalid_call", "fabricated_fact"}
     line = prompt_line(row.key) if lack.need.kind in causes and not row.holds else ""
     key = ("order", row.name, line)
@@ -298,7 +299,7 @@ def _fault_of(lack: Lack) -> Fault:
 
 
 def _key_of(step: RepairStep, *, is_swap: bool) -> Key:
-    """The feature of a step to repair: its kind, its subject, and the arguments that differ."""
+    """Return the key of a step to repair: its kind, its subject and the arguments that differ."""
     subject = SUBJECTS.get(step.kind) or step.step.partition("(")[0]
     key: Key = ("instead" if is_swap else EDITS[step.kind], subject)
     if step.kind == "replace":

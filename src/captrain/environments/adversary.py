@@ -1,9 +1,13 @@
-"""An adversary that earns reward without the capability: it guesses from what is visible, and varies the solution.
+"""An adversary that tries to earn reward without the capability: by guessing, or by changing the solution.
 
-`View` splits a reference at the step that `broken` changes, and leaves out the look-ups that this step needs. A tree of
-rules that predict the step from the rest is fitted on some tasks and played on others. Beside it, a search by
-successive halving plays changed call scripts: every candidate in turn, wildcards, parts of ids, other tools, other
-mistakes than that of `broken`. A script uses no value that its agent has not seen.
+`View` splits a reference solution at the step that `broken` changes. It removes the look-ups that this step needs.
+The adversary then plays two kinds of scripts:
+
+- A decision tree predicts the step from the visible rest. It is fitted on some tasks and played on others.
+- Successive halving searches fixed call scripts: each candidate in turn, wildcards, parts of ids, other tools, and
+  mistakes that `broken` does not make.
+
+A script only uses values that its agent has seen.
 """
 
 import json
@@ -39,30 +43,30 @@ from captrain.environments.probes import (
 from captrain.records import JsonObject, Message, Task, leaves
 
 ROUNDS = ((3, 16), (8, 4), (20, 4))
-"""Successive halving: on how many tasks a script has been played, and how many of the best go on."""
+"""Successive halving: per round, the number of tasks that each script plays and the number of scripts kept."""
 CHOICES = 12
-"""Most candidates that a script tries."""
+"""Maximum number of candidates that a script tries."""
 DEPTH, GAINED = 3, 1
-"""Depth of the tree of rules, and how many more tasks than before a trait must make right."""
+"""Depth of the decision tree, and how many additional tasks a split must get right."""
 MOST_LINES = 40
-"""Most lines of a play that are kept."""
+"""Maximum number of lines kept of a play."""
 COMMON = 6
-"""Most values of results, such as a status, that are tried as ids."""
+"""Maximum number of frequent result values, such as a status, that are tried as ids."""
 FIELDS = 4
-"""Most numbers, and most texts, of a candidate's record that a rule compares."""
+"""Maximum number of numbers, and of texts, that a rule compares in a candidate's record."""
 MARKS = 16
-"""Most texts by which a rule knows the right candidate."""
+"""Maximum number of rules that pick a candidate by a characteristic text."""
 FITTED = 60
-"""Most tasks on which rules are fitted."""
+"""Maximum number of tasks on which rules are fitted."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
-"""How often a call is made in one message."""
+"""Numbers of copies of a call that are put into one message."""
 WILDCARDS = ("*", "%", "", "all", "any", "first", "latest", "current", "0", "-1", "9" * 300, "None")
-"""Values that careless code takes for some record."""
+"""Values that careless code may accept as the id of some record."""
 SURE = 2
-"""Standard errors by which rewards must exceed a bound."""
+"""Number of standard errors by which the mean reward must exceed a bound."""
 
 Script = Callable[["View", random.Random], "Sequence[Message] | Agent | None"]
-"""Makes the messages, or the agent, that play a task; None if the task does not allow it."""
+"""Returns the messages or the agent that play a task; None if the script does not apply to the task."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Answered:
 
     @property
     def confirmation(self) -> str:
-        """The reply without the values of the call: always the same for a tool that only confirms."""
+        """The reply with the call's argument values removed. It is constant for a tool that only confirms."""
         text = self.reply
         for leaf in sorted(filter(None, leaves(self.arguments)), key=len, reverse=True):
             text = text.replace(leaf, "")
@@ -96,7 +100,7 @@ def answered(messages: Sequence[Message]) -> list[Answered]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that a step may name: its place in what is shown, and the words and the record's values beside it."""
+    """A value that the step may use, with its position among the shown values, the text around it and its record."""
 
     value: str
     place: int
@@ -121,15 +125,15 @@ def number_in(text: str) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is visible where a value is to be chosen.
+    """What the agent sees at the point where it must choose a value.
 
     Attributes:
         task: the task.
-        key: the argument that is chosen, "tool" for a tool, or "".
+        key: the name of the argument to choose; "tool" if the tool is chosen; "" if nothing is chosen.
         arguments: the other visible properties, by name; those of the step in an environment.
         right: the right value or tool.
-        candidates: shown values of that shape.
-        told: what the agent is told in words.
+        candidates: shown values with the shape of the right value.
+        told: the texts of the messages to the agent that are not tool results.
         replies: values of the tool results that the agent gets.
     """
 
@@ -144,19 +148,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class View(Choice):
-    """A task, seen without the look-ups that its step needs. `broken` changes the argument `key`.
+    """A task without the look-ups that its step needs. The step is the one that `broken` changes, in argument `key`.
 
     Attributes:
         before: the solution's messages before the step, without the needed look-ups.
-        whole: the same with them.
+        whole: the solution's messages before the step, with the needed look-ups.
         after: messages after the step.
         tool: the step's tool; "" if the step is words.
         wrong: the value or tool of `broken`.
-        both: whether a result, or what the agent is told, shows both.
-        needed: the tools that are left out.
-        opened: whether the needed look-ups are about the candidates; if not, all look-ups are left out.
-        listed: the longest list of values of that shape in a result, whether or not it is left out.
-        values: all values of all results, left out or not.
+        both: whether the right and the wrong value both appear in results or messages.
+        needed: the tools whose calls are left out.
+        opened: whether only look-ups about the candidates are left out. If False, all look-ups are left out.
+        listed: of all results, the longest list of values that have the right shape and include the right value.
+        values: all values of all results, also of look-ups that are left out.
     """
 
     before: list[Message]
@@ -171,7 +175,10 @@ class View(Choice):
     values: list[str]
 
     def step(self, value: str) -> Message:
-        """Make the step with another value; other values that nobody has shown give way to shown ones."""
+        """Make the step with another value.
+
+        Replace other argument values that no message told by result values of the same shape.
+        """
         if self.key == "tool":
             return tool_call(value, self.arguments)
         place = next((one.place for one in self.candidates if one.value == value), 0)
@@ -189,7 +196,10 @@ class View(Choice):
         return tool_call(self.tool, arguments)
 
     def ending(self, value: str) -> list[Message]:
-        """Return what follows the step, as far as it can be known, with another value in place of the right one."""
+        """Return the messages after the step with `value` for the right value.
+
+        Drop messages whose calls use values that the agent has not seen.
+        """
         seen, kept = "\n".join([value, *self.told, *self.replies]), list[Message]()
         for message in self.after:
             text = json.dumps(message)
@@ -202,20 +212,20 @@ class View(Choice):
 
     @property
     def last_words(self) -> list[Message]:
-        """The last message of the solution, if it is words."""
+        """The solution's last message if it has no tool calls, else a default closing message."""
         return [one for one in self.after[-1:] if not one.get("tool_calls")] or [CLOSING]
 
     def guess(self, value: str, looks: Sequence[Message] = ()) -> list[Message]:
-        """Play the solution without the needed look-ups, perhaps with others, and with another value."""
+        """Return the solution with another value, and with `looks` in place of the needed look-ups."""
         return [*self.before, *looks, self.step(value), *self.ending(value)]
 
     def mistake(self, value: str) -> list[Message]:
-        """Play the whole solution with another value."""
+        """Return the solution, all look-ups included, with another value in the step."""
         return [*self.whole, self.step(value), *self.after]
 
 
 def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
-    """Name the tools whose replies differ in more than the values of their calls."""
+    """Return the tools whose replies carry information: they vary beyond the values of their calls."""
     replies: dict[str, set[str]] = {}
     for play in plays:
         for call in answered(play):
@@ -224,7 +234,11 @@ def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
 
 
 def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[int, int, str, str, str]:
-    """Find the step that `broken` changes: its message, its call, and the changed argument with both values."""
+    """Return the step that `broken` changes.
+
+    Returns:
+        Index of the message, index of the call in it, changed argument, right value, wrong value.
+    """
     place = len(commonprefix([[json.dumps(m, sort_keys=True) for m in one] for one in (solution, broken)]))
     right = calls_of(solution[place]) if place < len(solution) else []
     wrong = calls_of(broken[place]) if place < len(broken) else []
@@ -241,11 +255,11 @@ def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[in
 
 
 Records = dict[str, tuple[str, ...]]
-"""Values of results, each with the values that stand beside it."""
+"""Result values, each with the other values of its record."""
 
 
 def records_of(text: str) -> Records:
-    """Find what stands beside each value of a result: in its JSON object, or in its line."""
+    """Return, for each value of a result, the other values of its JSON object or, if not JSON, of its line."""
     found: Records = {}
 
     def note(values: Sequence[str]) -> None:
@@ -274,10 +288,12 @@ def records_of(text: str) -> Records:
 def _without(
     count: int, play: Sequence[Message], needed: Sequence[Answered]
 ) -> tuple[list[Message], list[str], list[str], Records]:
-    """Leave calls out of the first messages of a solution, and all that use a value which only those have shown.
+    """Remove the `needed` calls from the first `count` assistant messages of a solution.
+
+    Also remove calls that use a value which only removed calls have shown.
 
     Returns:
-        The other messages, what the agent is told, the values of the results that it gets, and their records.
+        The kept assistant messages, the texts told to the agent, the values of the kept results, and their records.
     """
     kept: list[Message] = []
     told: list[str] = []
@@ -308,7 +324,7 @@ def _without(
 
 
 def joined(first: Records, second: Records) -> Records:
-    """Add what further results show beside each value."""
+    """Merge two sets of records."""
     beside = {value: (*first.get(value, ()), *second.get(value, ())) for value in (*first, *second)}
     return {value: tuple(dict.fromkeys(others)) for value, others in beside.items()}
 
@@ -339,7 +355,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
         about = [call for call in lookups if {*leaves(call.arguments)} & {*leaves(arguments)}]
     else:
         about = [call for call in lookups if key and shape(right) in map(shape, leaves(call.arguments))]
-        if all(right in leaves(call.arguments) for call in about):  # whoever opens only the right one knew it before
+        if all(right in leaves(call.arguments) for call in about):  # the value was known before
             about = []
     needed = about or lookups
     before, told, replies, records = _without(place, play, needed)
@@ -392,28 +408,28 @@ def _distance(one: Candidate, view: Choice) -> int:
 
 
 def _turned(place: int, one: Candidate, view: Choice) -> int:
-    """Its place, counted from the place that a number of the last words told names."""
+    """The candidate's position relative to a number in the last message, modulo the number of candidates."""
     numbers = [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,15}", text)]
     return (one.place - (numbers[place] if -len(numbers) <= place < len(numbers) else 0)) % len(view.candidates)
 
 
 def _field(place: int, one: Candidate, view: Choice) -> int:
-    """A number in its record: that of a field, counted from the first."""
+    """The number at index `place` of the candidate's record; 0 if there is none."""
     return one.numbers[place] if place < len(one.numbers) else 0
 
 
 def _text(place: int, one: Candidate, view: Choice) -> str:
-    """A text in its record, counted from the first."""
+    """The text at index `place` of the candidate's record; "" if there is none."""
     return one.record[place] if place < len(one.record) else ""
 
 
 def _alike(one: Candidate, view: Choice) -> int:
-    """How often the other candidates' records hold what its own holds."""
+    """Count how often the values of the candidate's record occur in the records of the other candidates."""
     return sum(text in other.record for text in one.record for other in view.candidates if other is not one)
 
 
 Order = Callable[[Candidate, Choice], int | str]
-"""Returns that by which candidates are ordered."""
+"""Sort key of a candidate."""
 PROPERTIES: dict[str, Order] = {
     "place": lambda one, _: one.place,
     "number": lambda one, _: one.number,
@@ -432,15 +448,15 @@ PROPERTIES: dict[str, Order] = {
     "place counted from the last number but two that is told": partial(_turned, -3),
     "place counted from the first number that is told": partial(_turned, 0),
 }
-"""What orders candidates."""
+"""Sort keys of candidates, by name."""
 RECORDED: dict[str, Order] = {
     **{f"number {place + 1} in its record": partial(_field, place) for place in range(FIELDS)},
     **{f"text {place + 1} in its record": partial(_text, place) for place in range(FIELDS)},
     "likeness of its record to the others": _alike,
 }
-"""What orders candidates that stand in records."""
+"""Sort keys that use a candidate's record, by name."""
 RANKS = {"smallest": (0, False), "second smallest": (1, False), "second largest": (1, True), "largest": (0, True)}
-"""Places in an order: counted from which end."""
+"""Ranks in an order: the index, and whether it counts from the end."""
 
 
 def _ranked(place: int, last: bool, order: Order, view: Choice) -> str | None:
@@ -507,7 +523,7 @@ PARTS = {
     "the last sign": slice(-1, None),
     "all but the first sign": slice(1, None),
 }
-"""Parts of a value that careless code takes for it, or that tell the right value."""
+"""Parts of a value. Careless code may accept a part as the value, or a part may reveal the right value."""
 
 
 def _marks(one: Candidate) -> set[tuple[str, str]]:
@@ -522,7 +538,7 @@ def _marked(mark: tuple[str, str], view: Choice) -> str | None:
 
 
 def marks_of(views: Sequence[Choice]) -> list[Rule]:
-    """Return rules that choose by a text: those that right candidates have more often than others."""
+    """Return rules that pick the candidate with a certain text, for texts more frequent in right candidates."""
     more: defaultdict[tuple[str, str], float] = defaultdict(float)
     for view in views:
         for one in view.candidates:
@@ -549,7 +565,7 @@ def fitted(
     worth: Callable[[Rule, Choice], float] = is_right,
     depth: int = DEPTH,
 ) -> Rule:
-    """Fit a decision tree: a rule for tasks with and without a trait, as far as that is worth more."""
+    """Fit a decision tree over rules. Split by a trait only if the split gains more than `GAINED`."""
     rules = rules_for(views)
     hits = {rule: [worth(rule, view) for view in views] for rule in rules}
     best = max(rules, key=lambda rule: sum(hits[rule]))
@@ -592,7 +608,7 @@ def together(actions: Sequence[Message]) -> Message:
 
 
 def look(view: View, value: str) -> list[Message]:
-    """Make a needed look-up with another value; none if those are not about candidates."""
+    """Make a needed look-up with another value. Return no message if the look-ups are not about candidates."""
     for tool, arguments in made_calls(view.whole):
         if view.opened and view.key != "tool" and tool in view.needed:
             named = {key: value if shape(str(old)) == shape(view.right) else old for key, old in arguments.items()}
@@ -601,7 +617,7 @@ def look(view: View, value: str) -> list[Message]:
 
 
 def with_key(view: View, tool: JsonObject, value: str) -> list[Message]:
-    """Call another tool with the argument that `broken` changes; nothing if it has none of that name."""
+    """Call another tool with `value` for the argument that `broken` changes; no call if it lacks that argument."""
     parameters = tool.get("parameters") or {}
     names = parameters.get("required") or [*(parameters.get("properties") or {})]
     if view.key not in names or tool["name"] == view.tool:
@@ -612,7 +628,7 @@ def with_key(view: View, tool: JsonObject, value: str) -> list[Message]:
 def until_accepted(
     accepted: set[str], view: View, values: Sequence[str], undo: Callable[[str], list[Message]] = lambda _: []
 ) -> Agent:
-    """Try value after value, and undo each, until a reply is one that references get."""
+    """Try each value and undo it, until a reply equals a reply to a reference, apart from values."""
     tries = [message for value in values for message in (view.step(value), *undo(value))]
     moves, rest = iter([*view.before, *tries]), iter(view.ending(values[0]))
 
@@ -625,14 +641,14 @@ def until_accepted(
 
 
 def _undoing(accepted: set[str], tool: JsonObject, view: View, values: list[str]) -> Agent | None:
-    """Try value after value, each undone with a tool; None if the tool takes no such value."""
+    """Try each value and undo it with `tool`; None if the tool lacks the argument."""
     if not with_key(view, tool, values[0]):
         return None
     return until_accepted(accepted, view, values, lambda value: with_key(view, tool, value))
 
 
 def following(view: View, first: Sequence[Message]) -> Agent:
-    """Make some moves, and then the step with the value that the answer to them names last."""
+    """Make the first moves, then the step with the last value of the right shape in the reply."""
     moves, rest = iter([*view.before, *first]), list[Message]()
 
     def agent(messages: Sequence[Message]) -> Message | None:
@@ -647,7 +663,7 @@ def following(view: View, first: Sequence[Message]) -> Agent:
 
 
 Attempt = Callable[[View, list[str]], "Sequence[Message] | Agent | None"]
-"""Chooses among values without knowing which one is right; None if the tools do not allow it."""
+"""Tries values without knowing the right one; None if the tools do not allow the attempt."""
 
 ATTEMPTS: dict[str, Attempt] = {
     "every value shown, one after the other": lambda v, c: [*v.before, *map(v.step, c), *v.ending(c[-1])],
@@ -670,12 +686,12 @@ ATTEMPTS: dict[str, Attempt] = {
         for number in (2, 3, 5, 8)
     },
 }
-"""Scripts that try values, in words that continue "choosing"."""
+"""Attempts by name. The names complete the sentence "choosing ..."."""
 
 
 @dataclass(frozen=True)
 class Exploit:
-    """A script with what it earned on each task, and what it did there."""
+    """A script's reward on each task, and the lines of its play there."""
 
     name: str
     rewards: dict[str, float] = field(default_factory=dict)
@@ -688,7 +704,7 @@ class Exploit:
 
     @property
     def least(self) -> float:
-        """The mean less `SURE` standard errors, with one task more that earned nothing."""
+        """Lower bound of the mean: `SURE` standard errors below it, with one zero reward added."""
         values = [*self.rewards.values(), 0.0]
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
@@ -699,7 +715,7 @@ def halved(
     play: Callable[[Task, Exploit], None],
     rounds: Sequence[tuple[int, int]] = ROUNDS,
 ) -> list[Exploit]:
-    """Play scripts by successive halving: return those that earn most, best first. `play` notes a reward."""
+    """Play scripts by successive halving and return the best, best first. `play` records a reward."""
     alive = [Exploit(name) for name in names]
     for number, keep in rounds:
         for task in tasks[:number]:
@@ -740,7 +756,7 @@ class Adversary:
         return view_of(self.evidence, task, self.tells)
 
     def guesses(self) -> dict[str, Script]:
-        """Scripts that choose without the needed look-ups, in words that continue "choosing"."""
+        """Scripts that choose without the needed look-ups. Their names complete "choosing ..."."""
         attempts = {
             **ATTEMPTS,
             "every value shown until one is accepted": partial(until_accepted, self.accepted),
@@ -789,7 +805,7 @@ class Adversary:
         return scripts
 
     def mistakes(self) -> dict[str, Script]:
-        """Scripts that look, and then do what is as wrong as `broken`, in words that continue "a solution"."""
+        """Scripts that make all look-ups and then another mistake than `broken`. Names complete "a solution ..."."""
         scripts: dict[str, Script] = {
             "that stops before the step": lambda v, _: [*v.whole, *v.after],
             "with another call again in place of the step": _repeat,
@@ -801,7 +817,7 @@ class Adversary:
         return scripts
 
     def others(self) -> dict[str, Script]:
-        """Scripts that make another choice than the solution and `broken`, in words that continue "a solution"."""
+        """Scripts that choose neither the right nor the broken value. Their names complete "a solution ..."."""
         return {
             "with another value": _other_value,
             "with a larger number": partial(_other_number, 1),
@@ -810,7 +826,7 @@ class Adversary:
         }
 
     def blind(self) -> dict[str, tuple[Script, int]]:
-        """Scripts that know nothing of the task, and on how many tasks each is played."""
+        """Scripts that ignore the task, each with the number of tasks on which it is played."""
         scripts: dict[str, tuple[Script, int]] = {"the last words alone": (lambda v, _: v.last_words, 20)}
         for kind in SAYINGS:
             scripts[kind] = partial(_talks, self.evidence, kind, set[str]()), 12
@@ -834,12 +850,12 @@ class Adversary:
         return [exploit for exploit in found if exploit.rewards]
 
     def best(self, scripts: Mapping[str, Script], use: str) -> Exploit | None:
-        """Play scripts by successive halving, and return the one that earns most; None if none can be played."""
+        """Play scripts by successive halving and return the one with the highest lower bound; None if none applies."""
         alive = halved(scripts, self.tasks, lambda task, one: self.reward(scripts[one.name], task, one, use))
         return max(alive, key=lambda one: one.least) if alive else None
 
     def reward(self, script: Script, task: Task, exploit: Exploit, use: str) -> None:
-        """Play a script on a task unless it was, and note what it earns."""
+        """Play a script on a task and record its reward. Skip a task that was already played."""
         if task.id in exploit.rewards or (view := self.view(task)) is None:
             return
         play = script(view, self.evidence.random(use, exploit.name, task.id))
@@ -873,7 +889,7 @@ def _attempt(labels: list[str], play: Attempt, view: View, rng: random.Random) -
 
 
 def by_chance(labels: Sequence[str], view: View, rng: random.Random) -> list[Message] | None:
-    """Choose by chance, or what is most frequent."""
+    """Guess the most frequent label if there are labels, else a random candidate."""
     values = labels[:1] or [one.value for one in view.candidates]
     return view.guess(rng.choice(values)) if view.both and values else None
 
@@ -914,7 +930,7 @@ def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) ->
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:
-    """Take a listed value that is neither right nor that of `broken`, or else other digits."""
+    """Use a listed value that is neither right nor broken, else the right value with random digits."""
     alike = [value for value in view.listed if value not in (view.right, view.wrong)]
     drawn = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), view.right)
     value = rng.choice(alike) if alike else drawn
@@ -928,7 +944,7 @@ def _other_number(sign: int, view: View, rng: random.Random) -> list[Message] | 
 
 
 def _other_tool(tools: Sequence[JsonObject], tells: set[str], view: View, rng: random.Random) -> list[Message] | None:
-    """Make the step with a tool that neither the solution nor `broken` uses there; None if there is but one."""
+    """Make the step with a third tool that takes the same arguments; None if fewer than two exist."""
     alike: list[str] = []
     for tool in (tool["function"] for tool in tools):
         keys = {*(tool.get("parameters") or {}).get("required", [])}

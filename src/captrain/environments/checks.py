@@ -1,6 +1,6 @@
-"""The checks of a passport that need no policy: one list, from top to bottom.
+"""The checks of a passport (an environment's examination) that need no policy, listed in `CHECKS`.
 
-Each check measures one thing and compares it with a bound. Its result names a task that shows the failure.
+Each check measures one number and compares it with a bound. If it fails, its result names a task that shows why.
 """
 
 import ast
@@ -43,47 +43,47 @@ from captrain.errors import EnvironmentFault
 from captrain.records import CheckResult, Message, Rollout, Score, Task, digest, leaves, read_bytes
 
 ADVISED = 100
-"""Advised number of tasks: with fewer, a single unsolvable task is easily missed."""
+"""Recommended number of tasks. With fewer, a single unsolvable task is easily missed."""
 DISTINCT = 0.95
-"""Least share of distinct tasks."""
+"""Minimum share of distinct tasks."""
 VALUES = 500
-"""Most values that `structure` replaces: the time grows with their number."""
+"""Maximum number of values that `structure` replaces. Its time grows with their number."""
 DRAWS = 3
 """Plays of random calls on each task."""
 ROUNDING = 1e-9
 """Tolerance of comparisons of rewards."""
 REPEATS = 12
-"""Most repetitions of a call."""
+"""Maximum number of repetitions of a call."""
 REPEATED = 2
-"""Calls of a task that are repeated."""
+"""Number of calls per task that are repeated."""
 FEW = 25
-"""Tasks of the checks that play many times on each."""
+"""Number of tasks for checks that play each task many times."""
 GAIN = 0.1
-"""Most that a repeated or malformed call may gain: another call may earn a part of the reward."""
+"""Maximum reward that a repeated or malformed call may gain. Some is allowed, as a call may earn partial reward."""
 GIVEN_AWAY = 0.1
-"""Most of the reference's calls that may be readable before they are made."""
+"""Maximum share of the reference's calls that the agent can read before it makes them."""
 ARGUMENTS = r"[^\w{(]{0,6}(?:arguments|parameters|args)?[^\w{(]{0,6}[({]([^()}]{0,10000})"
-"""Arguments behind a tool's name in a text: a JSON object, or names and values in brackets."""
+"""Matches the arguments after a tool's name in a text: a JSON object, or names and values in brackets."""
 MOST_PER_TASK = 0.9
-"""Most reward of a single task for a play without its work."""
+"""Maximum reward on a single task for a play that does no work."""
 LONG = 5 * len(ENDLESS)
-"""Tasks with endless plays, of up to `STEPS` turns."""
+"""Number of tasks with endless plays, of up to `STEPS` turns."""
 LOSS = 0.05
-"""Most that a reference may lose by other words."""
+"""Maximum reward that a reference may lose when its words change but its calls do not."""
 ROUNDS = 6
-"""Least uses of each flaw: in all calls, in the last, and in one, each on two tasks."""
+"""Minimum uses of each flaw: in all calls, in the last call and in a random call, on two tasks each."""
 STRICT = 0.1
-"""Most tasks with a fault, if a few faults are acceptable."""
+"""Maximum share of tasks with a fault, for checks that accept a few faults."""
 PREDICTED = 0.9
-"""Most tasks in which the value to look up may be known before."""
+"""Maximum share of tasks in which the position in the results predicts the value to look up."""
 CHANCE = 0.75
-"""Most that a guess may earn, however few the choices are."""
+"""Maximum reward of a guess, even with few choices."""
 KEYED = 0.8
-"""Most that any other choice may earn: several may be right."""
+"""Maximum reward of a choice that is neither right nor broken. Some may be right, so this is not zero."""
 FEWEST = 3
-"""Least number of tasks, and of listed values, for which that share is measured."""
+"""Minimum number of tasks, and of listed values, for measuring `PREDICTED`."""
 SOLVED = 1 - ROUNDING
-"""Least reward of a solved task."""
+"""Minimum reward of a solved task."""
 REFERENCE, IDLE = "reward of the reference solution", "reward of doing nothing"
 RANDOM = "reward of random calls"
 TRANSFER = "share of tasks with the failed step"
@@ -91,7 +91,7 @@ TRANSFER = "share of tasks with the failed step"
 
 @dataclass(frozen=True)
 class Check:
-    """A check: what it is called, what it measures, and the setting of `environments` that holds its bound."""
+    """A check: its name, its measurement, and the `environments` setting with its bound."""
 
     name: str
     measure: Callable[[Evidence], CheckResult]
@@ -99,14 +99,14 @@ class Check:
 
 
 def result(passed: bool, measured: float, bound: str, detail: str = "", task: str = "") -> CheckResult:
-    """Make the result of a check, which `run_checks` names; detail and task are for failures."""
+    """Make the result of a check. `run_checks` sets its name. Detail and task are kept only for failures."""
     if passed:
         detail = task = ""
     return CheckResult(name="", passed=passed, measured=round(measured, 6), bound=bound, detail=detail, task=task)
 
 
 def exactly(same: bool, detail: str = "", task: str = "") -> CheckResult:
-    """Make the result of a check that something is the same."""
+    """Make the result of a check for equality."""
     return result(same, float(same), "1", detail, task)
 
 
@@ -135,7 +135,7 @@ def highest(values: Mapping[str, float], bound: float, detail: str) -> CheckResu
 def mean_reward(
     reward: Callable[[Evidence, Task], float], setting: str, most_per_task: float, evidence: Evidence
 ) -> CheckResult:
-    """Check a play that must not pay: on average at most a setting, and on no task more than `most_per_task`."""
+    """Check a play that must earn little: on average at most the setting, and per task at most `most_per_task`."""
     rewards = {task.id: reward(evidence, task) for task in evidence.tasks}
     value, bound = mean(rewards.values()), getattr(evidence.bounds, setting)
     most = max(rewards, key=lambda task: rewards[task])
@@ -147,7 +147,10 @@ def mean_reward(
 def faulty_tasks(
     fault: Callable[[Evidence, Task], str | None], bound: float, most: int | None, evidence: Evidence
 ) -> CheckResult:
-    """Check that at most a share of the first `most` tasks has a fault; None leaves a task out, and "" is no fault."""
+    """Check that at most a share `bound` of the first `most` tasks has a fault.
+
+    `fault` returns a description; "" if the task has no fault; None to leave the task out.
+    """
     faults = {task.id: fault(evidence, task) for task in evidence.tasks[:most]}
     faults = {task: detail for task, detail in faults.items() if detail is not None}
     first = next((task for task, detail in faults.items() if detail), "")
@@ -157,7 +160,7 @@ def faulty_tasks(
 def dealt(
     use: str, kinds: Sequence[str], most: int | None, rounds: int, evidence: Evidence
 ) -> Iterator[tuple[Task, str, random.Random]]:
-    """Deal kinds of plays to the first `most` tasks, in a drawn order, with a random generator for each play.
+    """Assign kinds of plays to the first `most` tasks in random order, with a random generator for each play.
 
     Every task gets at least one, and every kind is dealt at least `rounds` times.
     """
@@ -181,7 +184,7 @@ def schemas(evidence: Evidence) -> CheckResult:
 
 
 def foreign_imports(tree: ast.AST) -> list[str]:
-    """List the modules that a text imports and the sandbox lacks."""
+    """List the imported modules that the sandbox lacks."""
     available = {module.partition(".")[0] for module in MODULES}
     modules: list[str] = []
     for node in ast.walk(tree):
@@ -202,7 +205,7 @@ def imports(evidence: Evidence) -> CheckResult:
 
 
 def count(evidence: Evidence) -> CheckResult:
-    """Tell how many tasks are checked."""
+    """Report the number of checked tasks. This check always passes."""
     number = len(evidence.tasks)
     few = "" if number >= ADVISED else f"on fewer than {ADVISED} tasks, one that cannot be solved is easily missed"
     return result(True, number, f"{ADVISED} advised").model_copy(update={"detail": few})
@@ -265,8 +268,11 @@ def distinct(evidence: Evidence) -> CheckResult:
 
 
 def structure(messages: Sequence[Message]) -> str:
-    """Write a play with each value replaced by the order of its first appearance: plays that differ in names and
-    numbers alone are equal. Values are arguments, tool results, numbers and capitalised words."""
+    """Return a play as text with each value replaced by a number, in order of first appearance.
+
+    Plays that differ only in names and numbers are then equal. Values are arguments, tool results, numbers and
+    capitalised words.
+    """
     lines: list[str] = []
     values: set[str] = set()
     for message in messages:
@@ -288,9 +294,10 @@ def structure(messages: Sequence[Message]) -> str:
 
 
 def structures(evidence: Evidence) -> CheckResult:
-    """Check the variety of tasks, up to that of the target's own tasks with the same tools.
+    """Check that the tasks have enough different structures.
 
-    A few tasks may show less variety than there is, so up to `ADVISED` tasks are played until there is enough.
+    A small sample may hide variety, so up to `ADVISED` tasks are played until the bound is met. The bound is lowered
+    to the number of structures among the target's own tasks with the same tools.
     """
     plays, bound = [evidence.solved(task) for task in evidence.tasks], evidence.bounds.structures
     found, played = {digest(structure(play)) for play in plays}, {task.id for task in evidence.tasks}
@@ -353,14 +360,14 @@ def broken_reward(evidence: Evidence, task: Task) -> float:
 
 
 def given_away(evidence: Evidence) -> CheckResult:
-    """Check that few of the reference's calls could be read, tool and values together, before they were made."""
+    """Check that the agent can read few of the reference's calls (tool and values) before it makes them."""
     shares = {task.id: given_share(evidence, task) for task in evidence.tasks}
     detail = "the agent can read a call of the reference before it makes it"
     return at_most(mean(shares.values()), GIVEN_AWAY, detail, max(shares, key=lambda task: shares[task]))
 
 
 def given_share(evidence: Evidence, task: Task) -> float:
-    """Return the share of the reference's calls that are given away."""
+    """Return the share of the reference's calls that an earlier message shows in full."""
     shown: list[str] = []
     hits: list[bool] = []
     for message in evidence.solved(task):
@@ -372,15 +379,15 @@ def given_share(evidence: Evidence, task: Task) -> float:
 
 
 def is_written(text: str, tool: str, values: Sequence[str]) -> bool:
-    """Return whether a text has a call: a tool's name, and values in brackets behind it."""
+    """Return whether a text contains a call: the tool's name followed by all values in brackets."""
     written = re.findall(rf"(?<!\w){re.escape(tool)}{ARGUMENTS}", text)
     return any(all(value in arguments for value in values) for arguments in written)
 
 
 def repeating(evidence: Evidence) -> CheckResult:
-    """Check that no call of a reference earns more when it is repeated, with the calls after it left out.
+    """Check that repeating a call of the reference earns no more than making it once. Later calls are left out.
 
-    A call that the reference itself repeats, for example because a tool is busy, may.
+    Calls that the reference itself repeats, for example because a tool is busy, are not tested.
     """
     gains: dict[str, float] = {}
     for task in evidence.tasks[:FEW]:
@@ -412,7 +419,7 @@ def distance(first: list[str], second: list[str]) -> int:
 
 
 def broken_steps(evidence: Evidence) -> CheckResult:
-    """Check that the broken solution changes one step: else it would lose reward for more than the capability."""
+    """Check that the broken solution changes only one step, so that it loses reward only for the capability."""
     changed = {
         task.id: distance(steps(evidence.reference(task)), steps(evidence.broken(task))) for task in evidence.tasks
     }
@@ -429,8 +436,11 @@ def spread(evidence: Evidence) -> CheckResult:
 
 
 def flawed_calls(evidence: Evidence) -> CheckResult:
-    """Check that calls that break their schema earn no more than their absence: all calls of the reference, the last,
-    or a drawn one. An environment may also raise at such a call."""
+    """Check that calls that break their schema earn no more than no call.
+
+    The flaw is put into all calls of the reference, its last call, or a random call. An environment may also raise
+    an error at such a call.
+    """
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in evidence.tools}
     worst, detail, worst_task = 0.0, "", ""
     for number, (task, kind, rng) in enumerate(dealt("flaws", FLAWS, None, ROUNDS, evidence)):
@@ -458,8 +468,10 @@ def flawed_calls(evidence: Evidence) -> CheckResult:
 
 
 def demands_words(target: CheckedEnvironment, count: int) -> bool:
-    """Return whether a benchmark's references lose by other words, so that no environment derived from it could pass;
-    judged by at most `count` training tasks."""
+    """Return whether a benchmark's references lose reward when only their words change.
+
+    No environment derived from such a benchmark could pass. At most `count` training tasks are tested.
+    """
     losses: list[bool] = []
     for task, solution, record in solved_tasks(target, count):
         actions = in_other_words(solution, record, random.Random(task.id))
@@ -469,7 +481,10 @@ def demands_words(target: CheckedEnvironment, count: int) -> bool:
 
 
 def demanded_words(evidence: Evidence, task: Task) -> str | None:
-    """Find a reference that loses by other words. Where words are the capability, as `broken` shows, they may."""
+    """Return a fault if changing only the reference's words costs reward.
+
+    None if `broken` leaves the calls and questions unchanged: then words are the capability.
+    """
     rng, solution = evidence.random("other words", task.id), evidence.reference(task)
     if evidence.has_broken and steps(evidence.broken(task)) == steps(solution):
         return None
@@ -480,7 +495,10 @@ def demanded_words(evidence: Evidence, task: Task) -> str | None:
 
 
 def unspoilt(evidence: Evidence, task: Task) -> str | None:
-    """Repeat the reference's last call on other records: if it was carried out, it must cost."""
+    """Return a fault if repeating the reference's last call on other records costs no reward.
+
+    None if no such call was carried out.
+    """
     rng, solution, play = evidence.random("afterwards", task.id), evidence.reference(task), evidence.solved(task)
     last = len(solution) - len(closing_of(solution))
     right = calls_of(solution[last - 1]) if last else []
@@ -506,7 +524,7 @@ def unspoilt(evidence: Evidence, task: Task) -> str | None:
 
 
 def false_success(evidence: Evidence, task: Task) -> str:
-    """Find a success without full reward: doing nothing, or the broken solution."""
+    """Return a fault if doing nothing or the broken solution is a success without full reward."""
     scores = [evidence.idle(task)]
     if evidence.has_broken:
         scores.append(evidence.score(task, evidence.play(task, evidence.broken(task))))
@@ -524,7 +542,7 @@ def adversary(evidence: Evidence) -> Adversary:
 
 
 def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
-    """Compare what a script earns with a bound, and say in any case which script earned most."""
+    """Compare a script's reward with a bound. The result names the script even if the check passes."""
     if found is None:
         return result(True, 0.0, f"at most {bound:g}")
     task = max(found.rewards, key=lambda task: found.rewards[task])
@@ -539,7 +557,10 @@ def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
 
 
 def knowing_nothing(evidence: Evidence) -> CheckResult:
-    """Check that no play without knowledge pays: on average, or in full on a single task if luck plays no part."""
+    """Check that plays that ignore the task earn little on average.
+
+    A play outside `LUCKY` also fails if it solves a single task.
+    """
     worst, detail, worst_task, script = -1.0, "", "", list[str]()
     for one in adversary(evidence).blindly():
         most = max(one.rewards, key=lambda task: one.rewards[task])
@@ -553,7 +574,7 @@ def knowing_nothing(evidence: Evidence) -> CheckResult:
 
 
 def guessing(evidence: Evidence) -> CheckResult:
-    """Check that what look-ups are to find cannot be guessed: a guess may earn what chance gives, and a little more."""
+    """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance."""
     player = adversary(evidence)
     listed = [view.listed for view in player.views if len(view.listed) >= FEWEST]
     rights = [view.right for view in player.views if len(view.listed) >= FEWEST]
@@ -573,20 +594,23 @@ def guessing(evidence: Evidence) -> CheckResult:
 
 
 def mistakes(evidence: Evidence) -> CheckResult:
-    """Check that other mistakes than that of `broken` do not pay."""
+    """Check that mistakes other than that of `broken` earn little."""
     player = adversary(evidence)
     return exploit(player.best(player.mistakes(), "mistakes"), evidence.bounds.broken_reward, "a solution {}")
 
 
 def keyed(evidence: Evidence) -> CheckResult:
-    """Check that `broken` is not the only mistake that costs: some other values may be right, but not all."""
+    """Check that `broken` is not the only choice that loses reward. Some other choices may be right, but not all."""
     player = adversary(evidence)
     return exploit(player.best(player.others(), "others"), KEYED, "a solution {}")
 
 
 def failed_tool(rollout: Rollout) -> str | None:
-    """Name the tool at which a failed rollout went wrong: that of the reference's first missing call, or else of the
-    first extra call. Without a reference, that of the last call."""
+    """Return the tool at which a failed rollout went wrong.
+
+    This is the tool of the reference's first missing call, else of the first extra call. Without a reference, it is
+    the tool of the last call.
+    """
     calls = made_calls(rollout.messages)
     if not rollout.reference:
         return calls[-1][0] if calls else None
@@ -598,7 +622,7 @@ def failed_tool(rollout: Rollout) -> str | None:
 
 
 def transfer(evidence: Evidence) -> CheckResult:
-    """Check how often the environment asks for the steps that failed in the evidence."""
+    """Check how often the environment's references call the tools at which the evidence's rollouts failed."""
     failed = Counter(tool for rollout in evidence.failures if (tool := failed_tool(rollout)))
     bound = f"at least {evidence.bounds.transfer}"
     if not failed:
@@ -639,4 +663,4 @@ CHECKS = (
     Check("reward of any other choice", keyed),
     Check(TRANSFER, transfer, "transfer"),
 )
-"""Every check that needs no policy, from top to bottom."""
+"""Every check that needs no policy, in order."""

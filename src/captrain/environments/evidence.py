@@ -1,8 +1,8 @@
 """An environment under examination, and the benchmark that it is compared with.
 
-The checks ask an environment the same questions many times, and anyone may have written it. `Evidence` asks a question
-once and remembers the answer or the fault, so an environment that hangs costs its timeout once. It also knows the task
-that was asked about last.
+The checks ask an environment the same questions many times, and its author is not trusted. `Evidence` caches each
+answer or fault, so that an environment that hangs costs its timeout only once. It also records the last task that was
+asked about.
 
 A key decides which tasks are checked, how many are requested, in which order, and which random calls are made. The key
 is a digest of the file's bytes and the run's seed and never enters the sandbox. A file that behaves well on the first
@@ -34,14 +34,14 @@ T = TypeVar("T")
 Agent = Callable[[Sequence[Message]], Message | None]
 """Returns the next assistant message, given all messages so far; None ends the play."""
 TURNS = 16
-"""Most assistant messages in a play that is not a reference."""
+"""Maximum number of assistant messages in a play that is not a reference."""
 STEPS = 200
-"""Most assistant messages in a reference."""
+"""Maximum number of assistant messages in a reference."""
 REACH = (8, 16)
-"""Checked tasks are drawn from 8 to 16 times as many, so that tasks of a long training are among them."""
+"""Pool of training tasks, 8 to 16 times the number checked, so that tasks of a long training are included."""
 ROLES = {"system", "user", "assistant", "tool"}
 CHARACTERS = 1 << 18
-"""Most characters in all messages of a play."""
+"""Maximum number of characters in all messages of a play."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def play_agent(target: CheckedEnvironment, task: Task, agent: Agent, turns: int 
 
 
 def once(question: Callable[Concatenate["Evidence", P], T]) -> Callable[Concatenate["Evidence", P], T]:
-    """Ask a question about the environment or one of its tasks once, and remember the answer or the fault."""
+    """Cache a question's answer or fault, per task."""
 
     @wraps(question)
     def asked(self: "Evidence", *task: P.args, **options: P.kwargs) -> T:

@@ -1,7 +1,7 @@
-"""Agents without the capability that a passport plays: none of them may earn much.
+"""Probes: agents without the capability that a passport check plays. None of them may earn much.
 
-They know no model. Where a call needs arguments, they take the reference's, so they earn at least what a policy in
-training could find. A file could recognise a fixed probe, so the examination's key draws their words, lengths, turns
+Probes use no model. They take call arguments from the reference, so that they earn at least as much as a policy in
+training could find. A file could recognise a fixed probe, so the examination's key seeds their words, lengths, turns
 and calls.
 """
 
@@ -19,11 +19,11 @@ STOP = 0.15
 LONGEST = 30_000
 """Characters of the longest text that an agent says."""
 SIGNS = ((0x21, 0x2F), (0xC0, 0x24F), (0x1F600, 0x1F64F))
-"""Ranges of characters that agents seldom write."""
+"""Ranges of characters that agents rarely write."""
 CLOSING: Message = {"role": "assistant", "content": "Done."}
 AT_ONCE, RANDOM = "a message of many calls", "random calls"
 LUCKY = {AT_ONCE, RANDOM}
-"""Plays that may solve a task by chance, or with the reference's own values."""
+"""Plays that may solve a task by chance or with the reference's values."""
 ENDLESS = ("talk", RANDOM, "one call again and again")
 SAYINGS = ("a few words", "a text", "an echo", "an echo of the request", "blanks", "signs", "calls as text")
 FLAWS = (
@@ -81,8 +81,11 @@ def visible_text(message: Message) -> str:
 
 
 def visible(messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-    """List the values that an agent sees: those that look like one (results, and words with a digit or a sign), and
-    all."""
+    """Return the values that an agent sees.
+
+    Returns:
+        Likely values (tool results, and user words with a digit or sign), and all values (tool results, user words).
+    """
     user_words = [word for message in messages if message["role"] == "user" for word in words(content(message))]
     result_values = [value for message in messages if message["role"] == "tool" for value in results(message)]
     marked = [word for word in user_words if re.search(r"[\d#@_]", word)]
@@ -151,8 +154,10 @@ def act_randomly(tools: Sequence[JsonObject], rng: random.Random, messages: Sequ
 def act_at_once(
     tools: Sequence[JsonObject], reference: Sequence[Message], rng: random.Random, messages: Sequence[Message]
 ) -> Message:
-    """Call every tool, and more, in the first message, with the reference's values for arguments of the same name; then
-    say that it is done."""
+    """Call every tool in the first message, and then say that it is done.
+
+    Arguments take the reference's values for the same names. Some random calls are added.
+    """
     if not tools or any(message["role"] == "assistant" for message in messages):
         return CLOSING
     known = {name: value for _, arguments in made_calls(reference) for name, value in arguments.items()}
@@ -169,14 +174,14 @@ def act_at_once(
 
 
 def drawn_words(rng: random.Random, vocabulary: Sequence[str], longest: int) -> str:
-    """Draw a short or long text of seen words and of words that nobody has."""
+    """Draw a text of random length from seen and made-up words."""
     count = round(longest ** rng.uniform(0, 1) / 6) + 1
     made_up = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(min(count, 40))]
     return " ".join(rng.choices([*made_up, *vocabulary], k=count))[:longest]
 
 
 def talk(kind: str, reference: Sequence[Message], rng: random.Random, messages: Sequence[Message]) -> Message:
-    """Say something of one of `SAYINGS`, and call nothing."""
+    """Return a message of one of the kinds in `SAYINGS`, without calls."""
     shown = [message for message in messages if message["role"] != "assistant"]
     requests = [message for message in shown if message["role"] == "user"]
     match kind:
@@ -202,7 +207,7 @@ def persist(
     rng: random.Random,
     messages: Sequence[Message],
 ) -> Message:
-    """Go on in one of the ways of `ENDLESS`."""
+    """Return the next message of one of the endless plays in `ENDLESS`."""
     first_call = [reference[index] for index in calling(reference)[:1]]
     if kind == RANDOM and tools:
         return random_call(rng.choice(tools)["function"], messages, rng)
@@ -245,7 +250,7 @@ def flawed(kind: str, name: str, arguments: JsonObject, parameters: JsonObject, 
 
 
 def in_other_words(reference: Sequence[Message], play: Sequence[Message], rng: random.Random) -> list[Message]:
-    """Put words beside a reference's calls, and replace those words of its last message that the agent never read.
+    """Change a reference's words: add text to its calls, and replace the unread words of its last message.
 
     Args:
         reference: its assistant messages.

@@ -23,8 +23,10 @@ def route_of(capabilities: frozenset[str]) -> str:
 
 
 def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
-    """Choose the route of an opening from the share of each route: the largest or, with `p`, the composition that
-    reaches it.
+    """Choose the route of an opening from the share of each route.
+
+    Without `p`, or if the base leads, choose the largest share. Otherwise compose the largest shares that together
+    reach `p`.
 
     The base's share is left out of a composition; the other shares are renormalised, in tenths.
     """
@@ -40,6 +42,5 @@ def route_of_shares(shares: Mapping[str, float], p: float | None) -> str:
 
 
 def composition_weights(routes: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Route -> weight of each capability, for every route that is a composition or an adapter at another weight than
-    1."""
+    """Return route -> weight of each capability, for compositions and for adapters at a weight other than 1."""
     return {route: parse_composition(route) for route in sorted(set(routes)) if members(route) - {route}}

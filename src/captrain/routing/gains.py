@@ -1,8 +1,8 @@
 """Gain of each adapter in its own environment, on tasks that it had not seen, without further rollouts.
 
 The base's pass rate comes from its calibration rollouts, which used other tasks. GRPO plays every training task once,
-before it learns from it: so the pass rate over the last steps is that of an adapter on unseen tasks. An adapter whose
-gain is not above zero helps not even at home, so no task is routed to it.
+before it learns from it. The pass rate over the last steps is therefore measured on unseen tasks. An adapter with no
+gain above zero does not help even in its own environment, so no task is routed to it.
 
 Both rates are at the temperature of training. If some rollouts read hints, they raise the last rate. Intervals are
 Newcombe's for two independent proportions, method 10 (Statistics in Medicine 17, 1998). Rollouts of one group share
@@ -17,7 +17,7 @@ import pandas as pd
 from captrain.records import Rollout
 
 LAST = 0.25
-"""Share of the training steps, the last ones, by which an adapter is judged."""
+"""Final share of the training steps, over which the adapter's pass rate is measured."""
 CONFIDENCE = 0.95
 COLUMNS = ["capability", "base", "base_rollouts", "last", "last_rollouts", "gain", "low", "high"]
 
@@ -59,6 +59,6 @@ def adapter_gains(
 
 
 def routable(gains: pd.DataFrame, gate: bool) -> list[str]:
-    """The adapters that tasks may be routed to: with a gate, without those known to have gained nothing."""
+    """Return the adapters that tasks may be routed to. `gate` drops those with a known gain of zero or less."""
     closed = gains["gain"].to_numpy(dtype=float) <= 0 if gate else np.zeros(len(gains), dtype=bool)
     return [str(name) for name in gains["capability"].to_numpy()[~closed]]

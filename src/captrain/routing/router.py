@@ -83,7 +83,7 @@ class Router(Protocol):
     """Chooses a route for each opening."""
 
     gate: bool
-    """Whether adapters that have gained nothing are left out before the router sees any example."""
+    """Whether to exclude adapters without gain before the router sees examples."""
 
     def route(self, examples: Sequence[Example], openings: Sequence[str]) -> list[str]:
         """Choose a route for each opening: "base", or made of capabilities in the examples' routes."""
@@ -91,7 +91,7 @@ class Router(Protocol):
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """What the user says before the agent's first turn; an assistant's greeting is not a turn."""
+    """Return what the user says before the agent's first turn. A greeting by the assistant is not a turn."""
     texts = []
     for message in messages:
         if message["role"] == "assistant" and texts:

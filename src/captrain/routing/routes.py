@@ -1,8 +1,8 @@
 """The table of routes: every test task, and the arm that each router chooses for it.
 
-`chosen` is the configured router's choice. Beside it are the choices of the other routers and of routers that know
-nothing, so that the evaluation compares all on the same outcomes. An adapter without environment is the only adapter:
-it acts on every task. Conversations of users are routed like test tasks.
+The column `chosen` holds the configured router's choice. Other columns hold the choices of the other routers and of
+control routers that ignore the task, so that the evaluation compares all of them on the same outcomes. An adapter
+without environment must be the only adapter; it then acts on every task. User conversations are routed like test tasks.
 """
 
 import random
@@ -39,10 +39,10 @@ from captrain.routing.sets import SetRouter
 from captrain.run import Component, Machine, Spec, build
 
 NEIGHBOURS = 5
-"""Neighbours of the routers for comparison, if the configured router has no such setting."""
+"""Number of neighbours for the other routers, if the configured router has no `neighbours` setting."""
 TOP_P, WIDE = 0.9, 20
-"""Share that compositions for comparison must reach, if the configured router makes none, and their least number of
-neighbours: the nearest few are usually of one capability."""
+"""Defaults of the `top_p` column: the share that a composition must reach, and the minimum number of neighbours.
+The nearest few neighbours usually belong to one capability, so the minimum is high."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class RoutingEvidence:
 class Routes:
     """Routes, and the gains behind them.
 
-    table: task, kind, a column for each router, `chosen`, and "control:..." for each router that knows nothing; the
-    values are names of arms. gains: see `captrain.routing.gains`, and `routed`: whether the adapter may be routed to.
+    table: task, kind, a column for each router, `chosen`, and "control:..." for each control router. The values are
+    names of arms. gains: see `captrain.routing.gains`, and `routed`: whether the adapter may be routed to.
     """
 
     table: pd.DataFrame
@@ -156,7 +156,7 @@ def route_tasks(
         gains: see `captrain.routing.gains.adapter_gains`; a row for each adapter.
         benchmark: of the tasks.
         tasks: to be routed.
-        controls: seed of the routers that know nothing; None leaves out these and the router without the base.
+        controls: seed of the control routers; None leaves out all control columns.
 
     Raises:
         UserError: an adapter without environment is not the only one.
@@ -188,8 +188,10 @@ def route_tasks(
 def _columns(
     router: Router, model: AskedModel, solved: Sequence[Example], texts: Sequence[str], adapters: int
 ) -> dict[str, list[str]]:
-    """Route all texts by each router with the configured settings; `chosen` holds the configured router's choices.
-    There is no column of the classifier if no model can be asked."""
+    """Route all texts by each router with the configured settings. `chosen` holds the configured router's choices.
+
+    There is no `classifier` column if the policy cannot answer questions.
+    """
     neighbours: int = getattr(router, "neighbours", NEIGHBOURS)
     columns = {"retrieval": RetrievalRouter(neighbours=neighbours).route(solved, texts)}
     routes: list[str] = []
@@ -211,12 +213,12 @@ def _columns(
 
 
 def random_routes(tasks: Sequence[Task], routes: Sequence[str], seed: int) -> list[str]:
-    """Draw a route for each task, all equally likely, by (seed, task id)."""
+    """Draw a route uniformly for each task, seeded by (seed, task id)."""
     return [random.Random(f"{seed}/{task.id}/random_router").choice(list(routes)) for task in tasks]
 
 
 def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
-    """Replace each adapter by that of the next capability in rank order, the last by the first; the base stays.
+    """Replace each adapter by the next one in rank order, and the last by the first. Keep the base.
 
     A composition replaces each member and keeps the weights; it may share members with the chosen route.
     """
@@ -230,12 +232,13 @@ def placebo(routes: Sequence[str], capabilities: Sequence[str]) -> list[str]:
 
 
 def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]) -> list[str]:
-    """Route without the base: the router sees no example of the base, and if it still chooses the base, the adapter of
-    the nearest example acts.
+    """Route each text to an adapter, never to the base.
+
+    The router sees no example of the base. If it still chooses the base, the adapter of the nearest example acts.
 
     Args:
         router: the configured one.
-        solved: examples, of which those of the base are dropped; one of a single capability must remain.
+        solved: examples. Base examples are dropped; an example of a single capability must remain.
         texts: openings to be routed.
     """
     remaining = [example for example in solved if example.route != BASE]

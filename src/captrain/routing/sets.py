@@ -21,7 +21,7 @@ from captrain.routing.router import AskedModel, Example
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0
-"""Log-odds of a capability that all examples need, or that none needs."""
+"""Absolute log-odds of a capability that all examples need (positive) or none needs (negative)."""
 DIGITS = 6
 """Decimals of the weights: rounding errors of a solver must not decide a route."""
 
@@ -73,8 +73,10 @@ class SetRouter:
         return routes
 
     def likeliest(self, probabilities: Mapping[str, float]) -> str:
-        """The route of the capabilities that are more likely needed than not, at most the `most` likeliest. If there
-        is none, and "base" is unlikely too, the likeliest."""
+        """Return the route of the capabilities with a probability above 0.5, at most the `most` likeliest.
+
+        If there are none, return the likeliest capability, or the base if its probability is above 0.5.
+        """
         chances = {name: round(value, 9) for name, value in probabilities.items()}
         chance_of_base = chances.pop(BASE)
         ranking = sorted(chances, key=lambda name: (-chances[name], name))

@@ -1,7 +1,7 @@
 """The groups that GRPO plays: planned from a job's environments, then played and scored.
 
-The plan of a step depends on the job and the numbers of its groups alone: not on the trainer, nor on how many processes
-share the work.
+The plan of a step depends only on the job and the numbers of its groups. It is the same for every trainer and any
+number of processes.
 """
 
 import math
@@ -28,7 +28,7 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class PlannedRollout:
-    """A rollout to play. `environment` is a number, and `group` the number of its group within the environment."""
+    """A rollout to play. `environment` is the environment's index, `group` the group's index within it."""
 
     environment: int
     group: int
@@ -90,8 +90,9 @@ class Groups:
     def begin(
         self, adapter: Path, plan: Sequence[PlannedRollout], rows: int, before: int, pool: Executor | None
     ) -> Callable[[], tuple[list[ScoredPlay], int]]:
-        """Begin to play rollouts in all processes together. Each plays its own rows; where a policy starts servers,
-        which belong to one process, rank 0 plays all.
+        """Start playing rollouts in all processes. Each process plays its own rows.
+
+        If the policy starts servers, which belong to one process, rank 0 plays all rollouts.
 
         A failed rollout is retried. If retries fail, its group is replaced by one of a task beyond the plan, so that
         the budget is always met.
@@ -132,8 +133,10 @@ class Groups:
         return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: CheckedEnvironment, task: Task, key: str) -> str:
-        """Return the hint that a rollout reads, "" for none. It is drawn by the rollout's key, and its task's share by
-        the task's, so that it does not depend on the batch."""
+        """Return the rollout's hint, or "".
+
+        The rollout's key and its task's key seed the draw, so that the hint does not depend on the batch.
+        """
         low, high = self.recipe.hint_range
         share = low + (high - low) * _drawn("hints", key.rpartition("/")[0])
         if not self.hints(target) or _drawn("hint", key) >= share:
@@ -148,7 +151,7 @@ class Groups:
         return hint
 
     def _size(self, index: int) -> int:
-        """Count the training tasks of an environment that calibration has left; no limit if it has none."""
+        """Count the training tasks that calibration left; `sys.maxsize` if the environment is unlimited."""
         target, skip = self.targets[index], self.job.environments[index].skip
         size = target.size("training")
         if size is not None and size <= skip:
@@ -238,7 +241,7 @@ class Groups:
 
 
 def _drawn(*names: str) -> float:
-    """Draw a number in [0, 1) by names alone."""
+    """Return a pseudo-random number in [0, 1) that depends only on the names."""
     return int(digest(*names), 16) / 16**16
 
 

@@ -1,6 +1,6 @@
-"""One adapter by GRPO, in the order in which it happens.
+"""Train one adapter with GRPO. The code follows the order of execution.
 
-`fit` makes the trainer, resumes it from the last whole checkpoint, trains, and saves the adapter with its model card.
+`fit` makes the trainer, resumes it from the last complete checkpoint, trains, and saves the adapter and its model card.
 `PolicyTrainer` makes each step:
 
 1. `play`: save the adapter in a folder named by its content hash, and let the policy play the step's groups with it, in
@@ -61,15 +61,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DIGITS = 9
-"""Decimals of the differences between a server's log-probabilities and the trainer's."""
+"""Decimals to which differences between the server's and the trainer's log-probabilities are rounded."""
 StepInPlay = tuple[list[PlannedRollout], Callable[[], tuple[list[ScoredPlay], int]]]
 """A step whose rollouts are being played: the plan, and a function that waits for them (see `Groups.begin`)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rollout as it is trained on; `environment` is the number of its environment. Rows beyond the budget, which
-    fill up a batch, have no reward."""
+    """A rollout as a training row. `environment` is the index of its environment.
+
+    Rows that only fill up a batch beyond the budget have no reward.
+    """
 
     environment: int
     play: RunningEpisode
@@ -87,8 +89,9 @@ def fit(
     targets: Sequence[CheckedEnvironment],
     workspace: Path,
 ) -> StepResult:
-    """Train from the last whole checkpoint, or from the start, and leave the adapter in `workspace/adapter`.
-    Checkpoints stay until the result is published. Where several processes train, all of them call this.
+    """Train from the last complete checkpoint, or from the start, and save the adapter in `workspace/adapter`.
+
+    Checkpoints stay until the result is published. If several processes train, all of them must call this.
 
     Args:
         kind: of the trainer.
@@ -194,11 +197,11 @@ class PolicyTrainer(TrlTrainer):
             copy_adapter(model, job.start)
 
     def save_acting(self, folder: Path) -> None:
-        """Save what a policy acts with; every process must call this."""
+        """Save the adapter that the policy acts with. Every process must call this."""
         collectives.save(self.model, folder, self.job.base, self.policy.digest)
 
     def teaches(self, rewards: Sequence[float]) -> bool:
-        """Tell whether a group of these rewards carries a signal: equal rewards have no advantage."""
+        """Return whether a group with these rewards carries a signal. Equal rewards give no advantage."""
         return max(rewards) - min(rewards) > 1e-6
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -213,7 +216,7 @@ class PolicyTrainer(TrlTrainer):
         """Write the model card of an adapter in Markdown, from results only."""
         job, trainer, targets = self.job, self.recipe, self.groups.targets
         first, last = result.history[0], result.history[-1]
-        # A hinted rollout says little of what the adapter can do by itself.
+        # A hinted rollout tells little about what the adapter can do without hints.
         hinted = (
             f"| share of rollouts with a hint | {trainer.hints} |\n| passed of those without, first and last step "
             f"| {first.unhinted_passed} of {first.unhinted}, {last.unhinted_passed} of {last.unhinted} |\n"
@@ -257,11 +260,11 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
     # 1. Rollouts
 
     def play(self, prompts: list[str]) -> Sampled:
-        """RunningEpisode one step's groups with the current adapter, and add the step to the history.
+        """Play one step's groups with the current adapter, and add the step to the history.
 
-        The prompts returned have no hints. If the budget ends within the step, further rows repeat the first rollout
-        without its reward and with nothing to learn from. Where several processes train, each knows all rollouts of
-        the step, for its history, and returns those of its own prompts.
+        The returned prompts have no hints. If the budget ends within the step, the remaining rows repeat the first
+        rollout without reward or training signal. If several processes train, each records all rollouts of the step
+        in its history, and returns those of its own prompts.
 
         Args:
             prompts: groups by number ("group 17"), each `group_size` times in a row.
@@ -287,8 +290,11 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         return self._sampled(own)
 
     def _save_adapter(self, step: int) -> None:
-        """Save the current adapter in a folder named by the step and its content, and keep it if the step is the first
-        at a point of the job. Remove the folders that neither this training nor a resumed one plays with."""
+        """Save the current adapter in a folder named by the step and its content hash.
+
+        Also keep a copy if training has just reached a mark of the job. Remove folders that neither this training nor
+        a resumed one needs.
+        """
         folder, recent = self.sampling / str(step), self.recipe.staleness + 2 * self.recipe.checkpoint_every
         recent_names = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
         old = [path for path in self.sampling.glob("*") if path.name not in recent_names]
@@ -306,7 +312,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         collectives.once(place)
 
     def _begin(self, step: int, rows: int) -> StepInPlay:
-        """Begin the rollouts of a step, counted from 0, within the budget; `rows` are those of one process."""
+        """Start the rollouts of step `step` (from 0) within the budget. `rows` is the number of rows per process."""
         first = step * self.recipe.groups_per_step
         plan = self.groups.plan(range(first, first + self.recipe.groups_per_step))
         plan = plan[: self.job.rollouts - step * self.recipe.step_rollouts]
@@ -357,7 +363,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         ]
 
     def _sampled(self, rows: Sequence[Row]) -> Sampled:
-        """Turn rows into what TRL trains on: each dialogue's opening, and what follows its first written token."""
+        """Convert rows to TRL's columns: the tokens before the first sampled token, and the tokens from it on."""
         starts = [row.play.mask.index(1) for row in rows]
         pairs = [*zip(rows, starts, strict=True)]
         return {
@@ -375,8 +381,10 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         }
 
     def prepare_batch(self, columns: Columns, batch: StepBatch) -> Columns:
-        """Leave out what teaches nothing, where the batch is not divided: parts, in time or over processes, must have
-        equally many rows."""
+        """Drop rows without signal if the batch is not divided.
+
+        The parts of a divided batch, over time or processes, must have equal numbers of rows.
+        """
         if self.is_served:
             self.history[-1] = replace(self.history[-1], **self._mismatch(columns, batch))
         if self.args.gradient_accumulation_steps == collectives.size() == 1:
