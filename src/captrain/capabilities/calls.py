@@ -115,7 +115,7 @@ def make_call(
     result: object = None,
     compared: tuple[str, ...] | None = None,
 ) -> Call:
-    """A call as the toolbox knows its tool and arguments; `failed` is None if nobody knows what came of it."""
+    """A call as the toolbox knows its tool and arguments; `failed` is None if the result is unknown."""
     kind = toolbox.kind(tool)
     return Call(
         tool,

@@ -167,7 +167,7 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
         if is_common(value) or view.in_view(value, before):
             continue
         for lookup in view.needs(goal):
-            # A look-up whose arguments are the needed values follows the choice and does not inform it.
+            # A look-up that takes the needed values as arguments comes after the choice, so it cannot inform it.
             keys = [*leaves(lookup.arguments)]
             is_of_it = all(any(says(text_of(peer), leaf) for peer in (*values, *owed)) for leaf in keys)
             if says(text_of(lookup.result), value) and not is_of_it:

@@ -85,7 +85,7 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
         names: further host names that requests may use for this server.
 
     Raises:
-        UserError: the variable is not set, or other machines could send requests without a token.
+        UserError: the variable is not set, or other machines can reach the host and no variable is named.
     """
     token = os.environ.get(token_variable, "") if token_variable else ""
     if token_variable and not token:
