@@ -173,10 +173,12 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     )  # fmt: skip
     files = [tmp_path / f"pid-{name}" for name in ("stage", 0, 1)]
     until(lambda: all(file.exists() and file.read_text() for file in files))
+    began = time.monotonic()
     signalled(running.pid, signal.SIGINT)
     _, said = running.communicate(timeout=30)
     assert running.returncode and "finished work is kept" in said and "Traceback" not in said
     until(lambda: not any(alive(int(file.read_text())) for file in files))
+    assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
 
 
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}

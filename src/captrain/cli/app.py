@@ -20,6 +20,7 @@ from captrain.cli.project import benchmark, check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, jobs, published, report, results, verify
 from captrain.cli.serve import route, serve
 from captrain.run import entry_point
+from captrain.run.boundary import INTERRUPTED
 
 app = typer.Typer(
     name="captrain",
@@ -55,7 +56,12 @@ app.add_typer(benchmark, name="benchmark", rich_help_panel="Bring your own bench
 @partial(entry_point, stage=False)
 def main() -> None:
     """Run the `captrain` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer turns an interrupt into this exit
+            raise KeyboardInterrupt from None
+        raise
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def run(
         return
     from captrain.reporting import tables
 
+    projects.prepare_dvc(root)
     stages = planning.stale_stages(root)
     if "compose" in stages:  # what is stale behind it depends on what it writes
         projects.run_pipeline(root, ["compose"])

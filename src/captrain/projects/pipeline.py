@@ -288,17 +288,19 @@ def number_stages(stages: Collection[str], skipped: Collection[str]) -> None:
     logger.addHandler(_Places(stages, skipped))
 
 
-def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
-    """Run `dvc repro TARGETS` without its own output.
+def prepare_dvc(root: Path) -> None:
+    """Silence DVC's own output in this process, and remove its lock files if a kill has cut them off."""
+    for name in remove_cut_off(root):
+        print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
+    logging.getLogger("dvc").setLevel(logging.CRITICAL)  # after its import, which sets another level
 
-    An interrupt ends the running stage (see `launch.end_with_pipeline`).
+
+def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
+    """Run `dvc repro TARGETS`. An interrupt ends the running stage (see `launch.end_with_pipeline`).
 
     Raises:
         UserError: a stage failed, or DVC cannot run.
     """
-    logging.getLogger("dvc").setLevel(logging.CRITICAL)
-    for name in remove_cut_off(root):
-        print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
     # DVC ignores interrupts while a stage runs, but only in the main thread.
     outcome = Future[None]()
     Thread(target=_reproduce, args=(root, targets, outcome), daemon=True).start()

@@ -73,8 +73,15 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
                 if isinstance(error, KeyboardInterrupt):
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off the message
                 status, text = ending(error)
+                if isinstance(error, KeyboardInterrupt) and stage and PLACE in os.environ:
+                    text = ""  # `captrain run` says it
                 if text:
                     print(text, file=sys.stderr)
+                if isinstance(error, KeyboardInterrupt):
+                    # At once: the interpreter would first free the libraries, for a second or more on a busy machine.
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(status)
                 if isinstance(error, BrokenPipeError):
                     # The reader of the pipe is gone, so the interpreter must not flush the remaining output.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,7 +19,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from threading import Event, Thread
+from select import select
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -171,15 +172,14 @@ def end_with_pipeline() -> None:
     for process in psutil.Process().parents():
         with suppress(psutil.Error):
             if Path(process.exe()).name.startswith("python"):
-                Thread(target=_end_after, args=(process,), daemon=True).start()
+                Thread(target=_end_after, args=(process.pid,), daemon=True).start()
                 return
 
 
-def _end_after(process: psutil.Process) -> None:
-    """Wait until a process ends, then end this process. A zombie has ended, even if its status was not collected."""
-    with suppress(psutil.NoSuchProcess):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            Event().wait(0.2)
+def _end_after(pid: int) -> None:
+    """Wait until a process ends, then end this process."""
+    with suppress(ProcessLookupError):  # it has ended already
+        select([os.pidfd_open(pid)], [], [])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
