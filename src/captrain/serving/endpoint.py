@@ -116,7 +116,7 @@ class ChatServer:
         """
         if is_mixture(folder) and mixture_parts(folder).decide == "turn":
             raise UserError(
-                f"{folder} is a mixture whose gates decide before each turn, but all turns of a request are read at once",
+                f"{folder} is a mixture whose gates decide before each turn, but a request is read at once",
                 "serve a mixture whose gates decide at the prompt or at each token; `captrain.play` plays this one",
             )
         if name == self.name or name in self.adapters:
