@@ -1,5 +1,6 @@
 """A mixture of adapters: the shares of its gates, its KV cache, its gradients, and its folder."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from captrain.models.gated import Mixture, load_mixture, save_mixture
 from captrain.models.lora import Adapter, adapter_digest, merge_experts
 from captrain.models.mixture import MixtureParts, decision_places
 from captrain.serving.endpoint import ChatServer
+from captrain.serving.openai_schemas import CompletionRequest
 
 KINDS = [("layer", "prompt"), ("layer", "turn"), ("layer", "token"), ("global", "prompt"), ("global", "turn")]
 ACTIVATIONS = ["softmax", "sigmoid"]
@@ -172,14 +174,36 @@ def test_a_damaged_mixture_is_refused(
         load_mixture(load_module(tiny, "float64"), tmp_path / "mixture")
 
 
-def test_a_mixture_is_not_served(tiny: Path, members: dict[str, Adapter], tmp_path: Path) -> None:
-    save_mixture(mixed(tiny, members)[1], tmp_path / "mixture")
-    server = ChatServer(
-        LocalPolicy(tiny, 16, temperature=1.0, max_turns=1, max_tokens=8), "base", {"a": Path(members["a"].folder)}
-    )
-    with pytest.raises(UserError, match=r"is a mixture of adapters(.|\n)*--route"):
+@pytest.mark.parametrize(("scope", "decide"), [("layer", "prompt"), ("global", "prompt"), ("layer", "token")])
+def test_a_served_mixture_answers_a_later_turn_with_the_decision_of_the_first(
+    scope: str, decide: Any, tiny: Path, members: dict[str, Adapter], tmp_path: Path
+) -> None:
+    base, mixture = mixed(tiny, members, scope, decide)
+    save_mixture(mixture, tmp_path / "mixture")
+    acting = LocalPolicy(tiny, 16, temperature=1.0, max_turns=1, max_tokens=8)
+    asked = [{"role": "user", "content": "Close ticket 12."}]
+    later = [*asked, {"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "The red one."}]
+    opening = len(acting.chat([]).dialogue(asked)) - 1
+    server = ChatServer(acting, "base", {"mixture": tmp_path / "mixture"})
+    request = {"model": "mixture", "messages": later, "temperature": 0, "logprobs": True, "return_token_ids": True}
+    answer: Any = asyncio.run(server.complete(CompletionRequest.model_validate(request)))
+    prompt, turn = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+    ids = torch.tensor([prompt + turn])
+    places = torch.arange(ids.shape[1])[None] if decide == "token" else torch.full_like(ids, opening)
+    with torch.no_grad(), mixture.at(places):
+        scores = base(input_ids=ids).logits[0].log_softmax(-1)
+    expected = [scores[len(prompt) + at - 1, token].item() for at, token in enumerate(turn)]
+    given = [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+    assert len(given) > 1 and given == pytest.approx(expected, rel=0, abs=1.1e-6)
+
+
+def test_a_mixture_that_decides_before_each_turn_is_not_served(
+    tiny: Path, members: dict[str, Adapter], tmp_path: Path
+) -> None:
+    save_mixture(mixed(tiny, members, decide="turn")[1], tmp_path / "mixture")
+    server = ChatServer(LocalPolicy(tiny, 16, temperature=1.0, max_turns=1, max_tokens=8), "base", {})
+    with pytest.raises(UserError, match="decide before each turn"):
         server.load("mixture", tmp_path / "mixture")
-    assert [*server.adapters] == ["a"]
 
 
 def test_one_decision_for_all_layers_at_each_token_is_refused(members: dict[str, Adapter]) -> None:

@@ -124,7 +124,9 @@ class MixtureDecoder(HuggingFaceDecoder):
             for index, layer in enumerate(self.cache.layers):
                 assert isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.values is not None
                 cache.update(layer.keys[[row]], layer.values[[row]], index)
-        tokens = torch.tensor([ids[start:]])
+        # The dialogue of a request has earlier turns already; its first one decides for the whole dialogue.
+        known = written.index(1) if not position and 1 in written else len(ids)
+        tokens = torch.tensor([ids[start:known]])
         self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
         self.decisions[row] = self.mixture.decisions[0]
 
@@ -274,10 +276,16 @@ class EngineRow:
         prompt: first ids.
         answer: called with the ids of a turn when it ends. It returns the ids that follow (with the next turn's header,
             and the end token of a turn that was cut off), or [] if the dialogue is over.
+        opening: number of first ids before the model's first turn. What follows counts as written by the model. None:
+            it has not had a turn.
     """
 
-    def __init__(self, key: str, prompt: list[int], answer: Callable[[list[int]], list[int]]) -> None:
-        self.ids, self.mask, self.logprobs = list(prompt), [0] * len(prompt), [0.0] * len(prompt)
+    def __init__(
+        self, key: str, prompt: list[int], answer: Callable[[list[int]], list[int]], opening: int | None = None
+    ) -> None:
+        before = len(prompt) if opening is None else opening
+        self.ids, self.mask = list(prompt), [0] * before + [1] * (len(prompt) - before)
+        self.logprobs = [0.0] * len(prompt)
         self.answer = answer
         self.turn: list[int] = []
         self.over = False

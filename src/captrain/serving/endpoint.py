@@ -7,6 +7,7 @@ on its request alone, never on the rest of the batch, and a failed batch ends no
 
 import asyncio
 import json
+import os
 import shutil
 import time
 import uuid
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from captrain.agents import EngineRow, LocalPolicy, with_adapter
 from captrain.errors import UserError
-from captrain.models import TEMPLATE_FAULTS, adapter_digest, is_mixture
+from captrain.models import TEMPLATE_FAULTS, adapter_digest, is_mixture, load_mixture, load_module, mixture_parts
 from captrain.records import JsonObject, Message, digest
 from captrain.serving.folders import copy_adapter_below
 from captrain.serving.openai_schemas import CompletionRequest, RequestMessage
@@ -110,18 +111,22 @@ class ChatServer:
         """Serve an adapter under a name.
 
         Raises:
-            UserError: the folder holds no adapter, or a mixture of adapters; or the name is in use.
+            UserError: the folder holds no adapter, or a mixture whose gates decide before each turn; or the name is
+                in use.
         """
-        if is_mixture(folder):
+        if is_mixture(folder) and mixture_parts(folder).decide == "turn":
             raise UserError(
-                f"{folder} is a mixture of adapters: its gates decide once for a dialogue, and a request does not say "
-                "where its dialogue began",
-                "serve one of its adapters, or `captrain serve --route`; `captrain.play` plays the mixture",
+                f"{folder} is a mixture whose gates decide before each turn, but a request is read at once",
+                "serve a mixture whose gates decide at the prompt or at each token; `captrain.play` plays this one",
             )
         if name == self.name or name in self.adapters:
             raise UserError(f"there is a model {name} already", "unload it first, or choose another name")
         content = adapter_digest(folder)
-        with_adapter(self.policy.state, str(folder))  # refuses a damaged adapter now, not at its first request
+        # A damaged adapter is refused now, not at its first request.
+        if is_mixture(folder):
+            load_mixture(load_module(self.policy.folder, self.policy.precision), folder)
+        else:
+            with_adapter(self.policy.state, str(folder))
         self.adapters[name] = ServedAdapter(folder, content, folder)
 
     def models(self) -> list[dict[str, object]]:
@@ -142,6 +147,10 @@ class ChatServer:
         adapter = self.folder_of(request.model)
         tools = request.tools if request.tool_choice == "auto" else []
         prompt = await asyncio.to_thread(self.prompt, request.messages, tools)
+        opening = len(prompt)
+        if adapter and is_mixture(Path(adapter)) and (before := before_first_turn(request.messages)):
+            # The gates decide once, for the whole dialogue: where the model's first turn began.
+            opening = len(os.path.commonprefix([prompt, await asyncio.to_thread(self.prompt, before, tools)]))
         wanted = request.max_completion_tokens or request.max_tokens or self.policy.max_tokens
         tokens = min(wanted, self.policy.max_length)
         seed = uuid.uuid4().hex if request.seed is None else str(request.seed)
@@ -149,7 +158,7 @@ class ChatServer:
             (adapter, request.temperature, tokens),
             len(prompt),
             request.n,
-            lambda index: EngineRow(f"{seed}/{index}", prompt, lambda _: []),
+            lambda index: EngineRow(f"{seed}/{index}", prompt, lambda _: [], opening),
         )
         rows = await asyncio.wrap_future(self.sampler.submit(sampling))
         replies = [row.ids[len(prompt) :] for row in rows]
@@ -221,6 +230,12 @@ class ChatServer:
                 ]
             }
         return {**choice, "token_ids": tokens} if request.return_token_ids else choice
+
+
+def before_first_turn(messages: Sequence[RequestMessage]) -> Sequence[RequestMessage]:
+    """Return the messages before the model's first turn."""
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: turns[0]] if turns else messages
 
 
 def usage(prompt: int, reply: int) -> dict[str, int]:
