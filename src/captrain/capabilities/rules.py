@@ -39,7 +39,7 @@ STAGE = 100
 
 
 class GoalPattern(NamedTuple):
-    """Reference calls that a cause is about; environments for the cause are derived from them.
+    """Kind of the reference calls that a cause is about; environments for the cause are derived from them.
 
     `by_user` restricts it to arguments that the user states (True) or does not state (False).
     """
@@ -53,13 +53,13 @@ class Cause:
     """A cause of failure.
 
     Attributes:
-        name: for a reader. description: one sentence on what an agent must do instead. absent: text shown as evidence
-        if the label is NA. occasions: functions that find the occasions in a rollout. They also decide its label:
-        LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
-        step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt against
-        the cause, "" if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the
-        values that references tell users. deed: what an agent does that has the cause. is_unaided: the occasions look
-        at no reference, so that alone they show a lapse and no cause.
+        name: title in reports. description: one sentence on what an agent must do instead. absent: evidence of the
+        label NA. occasions: functions that find the occasions in a rollout. They also decide its label: LACKING if one
+        went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
+        step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt that warns of
+        the cause; "" if a warning does not help. of_agent: whether the agent is to blame. by_values: whether the
+        functions need the values that references tell users. deed: what an agent with this cause does. is_unaided:
+        whether the occasions are found without a reference. Such an occasion alone shows a lapse, not the cause.
     """
 
     name: str
@@ -75,15 +75,15 @@ class Cause:
     is_unaided: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
-        """All occasions of a rollout."""
+        """Return all occasions of a rollout."""
         return [occasion for find in self.occasions for occasion in find(view, values)]
 
     def lapse(self, view: RolloutView, values: Vocabulary) -> Occasion | None:
-        """The first occasion that went wrong."""
+        """Return the first occasion that went wrong; None if all went right."""
         return next((occasion for occasion in self.find(view, values) if occasion.lacking), None)
 
     def could_show(self, view: RolloutView) -> bool:
-        """Tell whether a rollout could show the cause."""
+        """Return whether a rollout has at least one occasion of the cause."""
         return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
 
 
@@ -259,30 +259,30 @@ CAUSES = {
         deed="words its last message otherwise than the reference",
     ),
 }
-"""By id, roots before what they bring about."""
+"""Cause by id. Roots come before the symptoms that follow from them."""
 
 
 class Grade(StrEnum):
-    """How sure a verdict is, the surest first. Only `OBSERVED` is no cause: it is listed apart and counted nowhere."""
+    """How sure a verdict is, the surest first. A verdict of grade `OBSERVED` is not counted as a cause, only listed."""
 
     PROVEN = "proven"
-    """Replay: the rollout passes with the repair, and not without."""
+    """A replay passes with the repair and fails without it."""
     TRACED = "traced"
-    """A difference to the reference, a milestone or a clause of the policy, whose record and value stand in the log."""
+    """A difference from the reference, a milestone or a policy clause. The log shows the record and the value."""
     CONTRAST = "contrast"
-    """What passed rollouts do and failed ones lack, after Holm's correction."""
+    """Passed rollouts do it significantly more often than failed ones, after Holm's correction."""
     RECORDED = "recorded"
-    """The log itself says so: an error, a limit, the simulated user's own mark."""
+    """The log states it: an error, a limit, or a mark of the simulated user."""
     OBSERVED = "observed"
-    """Something is there, and nothing shows that it cost the reward."""
+    """It happened, but nothing shows that it cost the reward."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A cause in one rollout: the first message that shows it, the evidence, and how sure it is.
+    """A cause in one rollout, with the index of the first message that shows it, the evidence, and its grade.
 
-    `rank` is the rule's. `is_inherent` says that the verdict does not rely on the reference, so it stays if the
-    reference is suspect. `tools` are the tools concerned.
+    `rank` is the rank of the rule that named it. `is_inherent` says that the verdict does not rely on the reference, so
+    it stays if the reference is suspect. `tools` are the tools concerned.
     """
 
     cause: str
@@ -295,12 +295,12 @@ class Verdict:
 
     @property
     def stage(self) -> int:
-        """0 for roots; higher for causes that only show at the end, where anything before may be why."""
+        """0 for roots, higher for causes that show only at the end of a rollout and may follow from earlier ones."""
         return self.rank // STAGE
 
     @property
     def of_agent(self) -> bool:
-        """The agent is to blame."""
+        """Whether the agent is to blame."""
         return CAUSES[self.cause].of_agent
 
 
@@ -312,12 +312,12 @@ class Rule:
         cause: id of the cause. rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among
         a rollout's verdicts, lower
             stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
-        steps: the kinds of edits that it looks at (`Edit.step`).
+        steps: the kinds of edits that the rule is for (`Edit.step`).
         sign: finds evidence in an edit.
         log_sign: finds evidence in the whole rollout, for rules without steps.
-        is_inherent: the verdict does not rely on the reference.
-        grade: of a verdict that no replay proves.
-        is_traced: the sign itself says where the values come from.
+        is_inherent: whether its verdicts hold without the reference.
+        grade: grade of its verdicts that no replay proves.
+        is_traced: whether the sign itself checks where the values come from.
     """
 
     cause: str
@@ -330,7 +330,7 @@ class Rule:
     is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
-        """The verdict on an edit, or with None on the whole rollout."""
+        """Return the verdict on an edit, or on the whole rollout if `edit` is None. None if the rule does not apply."""
         found, tools = None, tuple[str, ...]()
         if edit is not None and self.sign is not None and edit.step in self.steps:
             found = self.sign(view, edit)
@@ -346,7 +346,7 @@ class Rule:
         return Verdict(self.cause, message, found[1], grade, self.rank, self.is_inherent, tools)
 
     def _grade(self, view: RolloutView, edit: Edit | None, tools: tuple[str, ...]) -> Grade:
-        """How sure a verdict of this rule is. No cause rests on a tool of which nobody knows what it does."""
+        """Return the grade of a verdict of this rule. It is `OBSERVED` if it is unknown what one of its tools does."""
         if edit is not None and view.repair.proven:
             return Grade.PROVEN
         is_known = all(view.toolbox.kind(tool) != "unknown" for tool in tools)
@@ -355,7 +355,7 @@ class Rule:
 
 
 def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
-    """The first milestone that was not met, as a sign."""
+    """Return a sign that yields the first unmet milestone among the occasions of `find`."""
 
     def sign(view: RolloutView) -> Iterator[LogSign]:
         for occasion in find(view, Vocabulary(())):
@@ -433,9 +433,9 @@ RULES = (
     Rule("over_escalation", 301, DROP_TRANSFER, signs.transfer_undue),
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
-"""In the order of their ranks."""
+"""All rules, in the order of their ranks."""
 LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
-"""Those that look at the whole rollout."""
+"""The rules for whole rollouts."""
 FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",
@@ -451,12 +451,12 @@ FEATURES: dict[tuple[str, ...], str] = {
     ("once",): "loop",
     ("repaired",): "invalid_call",
 }
-"""Without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the feature
-and of its tools."""
+"""For rollouts without a reference: feature that passed rollouts have -> cause of a failed rollout that lacks it. A key
+has the kind of the feature and the kinds of its tools."""
 EXCESSES: dict[tuple[str, ...], str] = {
     ("called", "write"): "extra_write",
     ("called", "handover"): "over_escalation",
     ("sourced", "write"): "wrong_computation",
 }
-"""Likewise the cause of a rollout that has a feature which passed rollouts lack: a value that stands in an earlier
-message where others work it out is computed wrongly."""
+"""Feature that passed rollouts lack -> cause of a failed rollout that has it. For example, passed rollouts compute a
+value, and the failed one copies it from an earlier message: the value is computed wrongly."""
