@@ -96,8 +96,8 @@ class HuggingFaceDecoder:
 class MixtureDecoder(HuggingFaceDecoder):
     """Decoder of a base with a mixture of adapters (`captrain.models.Mixture`).
 
-    Where gates decide for a prompt or a turn, a row's decision is taken once its tokens up to the next sampled one are
-    known, before the first of them is computed, and is kept until the next decision.
+    If gates decide once per prompt or turn, a row's decision is made when all its tokens up to the next sampled one are
+    known, before the first of these is computed. It is kept until the next decision.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
@@ -149,7 +149,7 @@ class DenseDecoder:
         config: a Qwen3Config or a LlamaConfig.
         state: weights under their Hugging Face names, adapters already merged.
         max_length: longest dialogue in tokens.
-        dtype: of the arithmetic; with bfloat16 only of weights and their products, the rest is in float32.
+        dtype: type of the arithmetic. With bfloat16, only weights and their products are bfloat16, the rest is float32.
     """
 
     looks_ahead = False

@@ -23,18 +23,18 @@ EPSILON = 1e-6
 
 
 class _Open:
-    """The current gate weights, (rows, tokens or 1, slots). All adapted layers read them from here."""
+    """Holds the current gate weights, (rows, tokens or 1, slots). All adapted layers read them from here."""
 
     weights: Tensor
 
 
 class _MixedLinear(nn.Module):
-    """A linear layer with the pairs of its adapters side by side.
+    """A linear layer with the LoRA pairs of its adapters, concatenated.
 
     Args:
         linear: the linear layer of the base.
         pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
-        opened: the weights.
+        opened: the current gate weights.
     """
 
     def __init__(self, linear: nn.Linear, pairs: Sequence[tuple[int, Tensor, Tensor]], opened: _Open) -> None:
@@ -51,10 +51,10 @@ class _MixedLinear(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Gates over the adapters of a base, which is changed in place and runs as before.
+    """Gates over the adapters of a base. The base is changed in place and is called as before.
 
-    By itself, the base decides at the last of several tokens that it reads at once, and keeps the decision for single
-    tokens. `at` and `fixed` say otherwise.
+    By default, gates decide at the last token of a forward pass over several tokens, and keep the decision for passes
+    over a single token. `at` and `fixed` override this.
 
     Args:
         base: a causal LM of transformers.
@@ -93,7 +93,7 @@ class Mixture(nn.Module):
 
     @contextmanager
     def at(self, places: Tensor) -> Iterator[None]:
-        """Inside the block, read whole dialogues. `places` (rows, tokens): the token that decides each token."""
+        """Inside the block, read whole dialogues. `places` (rows, tokens): index of the token that decides."""
         self._places = places
         try:
             yield

@@ -1,4 +1,4 @@
-"""Forward and backward passes over rows, divided between two processes of this machine.
+"""Divides forward and backward passes over rows between two processes of this machine.
 
 Threads of one process spin while they wait for each other. If the machine has other work, they are many times slower
 than one thread. So the rows of a pass are divided among single-threaded processes, which sleep while they wait. The
@@ -41,10 +41,10 @@ class SharedPasses(AbstractContextManager["SharedPasses"]):
     """Passes of one model.
 
     Args:
-        model: a dense Qwen3 or Llama (see `token_scores`); parameters that require gradients now get them.
-        processes: that share a pass, with this one; at most `PARTS` have work.
-        products: type in which weights are multiplied; None: their own.
-        room: bytes for the activations of a pass in each process; no part of the result (see `token_scores`).
+        model: a dense Qwen3 or Llama (see `token_scores`). Parameters that require gradients at construction get them.
+        processes: number of processes that share a pass, including this one; at most `PARTS` have work.
+        products: type in which weights are multiplied; None: their own type.
+        room: bytes for the activations of a pass in each process. It does not change the result (see `token_scores`).
     """
 
     def __init__(
