@@ -155,7 +155,7 @@ class CheckedEnvironment:
     def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
         """Call the environment, and turn what it raises into an `EnvironmentFault`.
 
-        Only this place may catch every exception, because the code behind it is not ours.
+        Only this function may catch every exception, because it calls code that is not captrain's.
         """
         try:
             with time_limit(self.limit):

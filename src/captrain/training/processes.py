@@ -170,7 +170,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
     Args:
         accelerate: how the training is shared.
-        share: rows that a process has of a step.
+        share: number of rows of a step that a process has.
 
     Raises:
         UserError: machine.accelerate.rows does not divide them.

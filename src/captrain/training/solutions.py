@@ -65,7 +65,7 @@ class SolutionLesson:
         counts: for each environment, the number of tasks to demonstrate, or to play if the source is rollouts.
         dose: total number of demonstrations to train on. If the source is rollouts, passed rollouts are few, so more
             epochs make up the dose.
-        source: "solutions" or "rollouts".
+        source: "reference" for solutions of the environments, "rollouts" for passed rollouts.
         faults: faults to put into solutions.
         machine: where it is trained. It does not change the result.
     """
