@@ -148,7 +148,7 @@ def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
     import torch
 
     count, word = portions
-    numbers = [place * machine.accelerate.processes for place in range(1, launch.places(machine) + 1)]
+    numbers = [sets * machine.accelerate.processes for sets in range(1, launch.gpu_sets(machine) + 1)]
     number = max((number for number in numbers if count % number == 0), default=numbers[0])
     if count % number:
         raise UserError(
