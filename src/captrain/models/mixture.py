@@ -74,7 +74,7 @@ class MixtureParts:
         return MixtureConfig(adapters=digests, scope=self.scope, decide=self.decide, activation=self.activation)
 
 
-def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
+def deciding_tokens(written: Sequence[int], decide: Decide) -> list[int]:
     """Return, for each token, the index of the token whose state decides its gate weights.
 
     Args:
@@ -87,12 +87,12 @@ def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
     starts = [index for index in range(size - 1) if written[index + 1] and not written[index]] or [size - 1]
     if decide == "prompt":
         return [starts[0]] * size
-    places = [starts[0]] * size
+    deciding = [starts[0]] * size
     for start in starts[1:]:
         # The previous turn's last token is read together with the tokens that follow it.
         first = max(index for index in range(start) if written[index])
-        places[first:] = [start] * (size - first)
-    return places
+        deciding[first:] = [start] * (size - first)
+    return deciding
 
 
 def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bool:

@@ -183,13 +183,13 @@ class _Pass(torch.autograd.Function):
         if helper is not None:
             scores.append([torch.from_numpy(values) for values in helper.answer()])
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
-        places = [
+        positions = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
             for share in shares
         ]
-        ctx.passes, ctx.places = passes, places
+        ctx.passes, ctx.positions = passes, positions
         whole = [
-            torch.cat([values[kind] for values in scores if values])[torch.cat(places).long().argsort()]
+            torch.cat([values[kind] for values in scores if values])[torch.cat(positions).long().argsort()]
             for kind in range(len(Scores._fields))
         ]
         ctx.mark_non_differentiable(*whole[1:])
@@ -198,7 +198,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         passes, helper = ctx.passes, ctx.passes.helper()
-        pieces = [gradients[0][place.long()] for place in ctx.places]
+        pieces = [gradients[0][place.long()] for place in ctx.positions]
         if helper is not None:
             helper.connection.send(pieces.pop().contiguous().numpy())
         ordered = [_gradients(part, piece, passes.parameters) for part, piece in zip(ctx.parts, pieces, strict=True)]

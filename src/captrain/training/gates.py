@@ -14,7 +14,7 @@ from captrain.models import (
     Mixture,
     load_gates,
     mixture_use,
-    padded_places,
+    padded_deciding_tokens,
     prepare_trainer,
     require_trained,
     save_mixture,
@@ -63,8 +63,8 @@ class GateTrainer(PolicyTrainer):
         """Return TRL's loss. Gates decide at the same tokens as when the policy sampled."""
         prompt, completion = columns["prompt_mask"], columns["completion_mask"]
         written = torch.cat([torch.zeros_like(prompt), completion * columns["tool_mask"]], 1)
-        places = padded_places(written, torch.cat([prompt, completion], 1), self.mixture.parts.decide)
-        with self.mixture.at(places):
+        deciding = padded_deciding_tokens(written, torch.cat([prompt, completion], 1), self.mixture.parts.decide)
+        with self.mixture.at(deciding):
             return super().loss(model, columns)
 
     def model_card(self, result: StepResult) -> str:
