@@ -47,7 +47,7 @@ class Call:
         record: the arguments that name records, by the common names of `Toolbox.keys`.
         content: the other arguments.
         compared: for a reference call, the names of the arguments that are compared; None: all.
-        novel: names of the arguments whose value is in no earlier message. Only `sourced_calls` sets it.
+        unsourced: names of the arguments whose value is in no earlier message. Only `sourced_calls` sets it.
     """
 
     tool: str
@@ -62,7 +62,7 @@ class Call:
     record: JsonObject = field(default_factory=dict[str, object])
     content: JsonObject = field(default_factory=dict[str, object])
     compared: tuple[str, ...] | None = None
-    novel: tuple[str, ...] = ()
+    unsourced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
@@ -172,16 +172,16 @@ def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 
 def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """Return all calls in order, without results, with `novel` set."""
+    """Return all calls in order, without results, with `unsourced` set."""
     calls, texts = list[Call](), [text_of(message.get("content") or "") for message in rollout.messages]
     for call in calls_in(rollout.messages, toolbox):
-        before, novel = texts[: call.message], list[str]()
+        before, unsourced = texts[: call.message], list[str]()
         for name, value in call.arguments.items():
             parts = [part for part in leaves(value) if squeezed(part).strip()] if is_value(value) else []
             # Search each message by itself: joining all of them for every call takes quadratic time.
             if not all(any(says(text, part) for text in before) for part in parts):
-                novel.append(name)
-        calls.append(replace(call, result=None, novel=tuple(novel)))
+                unsourced.append(name)
+        calls.append(replace(call, result=None, unsourced=tuple(unsourced)))
     return calls
 
 
@@ -216,10 +216,10 @@ def order_traits(calls: list[Call]) -> Traits:
                 traits.hold(("after", x, y), ("call", x), first[x] - first[y])
             if last[y] > last[x]:
                 traits.hold(("followed", x, y), ("call", x), last[y] - last[x])
-    novel = {(call.step, name) for call in calls for name in call.novel}
+    unsourced = {(call.step, name) for call in calls for name in call.unsourced}
     for (x, name), steps in always.items():
         traits.bases.add(("argument", x, name))
-        if (x, name) not in novel:
+        if (x, name) not in unsourced:
             traits.hold(("sourced", x, name), ("argument", x, name))
         for y in steps - {x}:
             traits.hold(("same", x, y, name), ("argument", x, name), first[x] - first[y])
@@ -229,10 +229,10 @@ def order_traits(calls: list[Call]) -> Traits:
 def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
     """Return the call that shows an order feature or its absence.
 
-    For `repaired` it is the last refused call of the tool, for `sourced` the first call with a novel value. Otherwise
-    it is the first call of the tool, or the last call of the rollout if the tool was not called.
+    For `repaired` it is the last refused call of the tool, for `sourced` the first call with an unsourced value.
+    Otherwise it is the first call of the tool, or the last call of the rollout if the tool was not called.
     """
     peers = [call for call in calls if call.step == key[1]]
     failures = [call for call in reversed(peers) if call.failed and key[0] == "repaired"]
-    novel = [call for call in peers if key[0] == "sourced" and key[2] in call.novel]
-    return [*failures, *novel, *peers, *calls[-1:]][0]
+    unsourced = [call for call in peers if key[0] == "sourced" and key[2] in call.unsourced]
+    return [*failures, *unsourced, *peers, *calls[-1:]][0]

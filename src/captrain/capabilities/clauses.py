@@ -281,17 +281,17 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
 class DiagnosisContext:
     """Facts that the rollouts of an environment share.
 
-    toolbox: the tools. policy: its text; "" if the log has none. book: records before the first write. idle: tools that
-    passed rollouts called and no reference calls, so they do not affect the outcome. needless: transfer tools that
-    passed rollouts called although the reference does not. additions: clauses of the user. signals: words whose only
-    purpose is to end the dialogues of a team of agents.
+    toolbox: the tools. policy: its text; "" if the log has none. book: records before the first write. idle_tools:
+    tools that passed rollouts called and no reference calls, so they do not affect the outcome. needless_transfers:
+    transfer tools that passed rollouts called although the reference does not. additions: clauses of the user. signals:
+    words whose only purpose is to end the dialogues of a team of agents.
     """
 
     toolbox: Toolbox
     policy: str
     book: RecordBook
-    idle: set[str]
-    needless: set[str]
+    idle_tools: set[str]
+    needless_transfers: set[str]
     additions: Sequence[Clauses] = ()
     signals: set[str] = field(default_factory=set[str])
 
@@ -378,7 +378,7 @@ def unproven_writes(
         ExpressionError: see `_checked`.
     """
 
-    def is_claimed(clause: Clause, place: int, _: Clauses) -> bool | None:
+    def claim_without_proof(clause: Clause, place: int, _: Clauses) -> bool | None:
         if clause.proof is None:
             return None
         results = (text_of(call.result).lower() for call in calls if call.message < writes[place].message)
@@ -386,5 +386,5 @@ def unproven_writes(
             return None
         return clause.claimed.search(wishes)
 
-    for act, clause, sentence, claimed in _checked(context, writes, is_claimed):
+    for act, clause, sentence, claimed in _checked(context, writes, claim_without_proof):
         yield Violation(act, clause, sentence, clause.reason.text), claimed

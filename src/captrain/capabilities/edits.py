@@ -17,7 +17,7 @@ from captrain.capabilities.calls import Call, make_call
 from captrain.capabilities.clauses import DiagnosisContext
 from captrain.capabilities.text import is_prose, result_of, says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
-from captrain.capabilities.view import END, Edit, Repair, RolloutView
+from captrain.capabilities.view import PAST_END, Edit, Repair, RolloutView
 from captrain.records import Rollout, leaves
 
 SMALL = 2
@@ -43,12 +43,12 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
     owed = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
     # Without a reference nothing is missing and nothing is extra.
     edits = _differences(view, owed, replay) if rollout.reference else []
-    edits = tuple(edit for edit in edits if _counts(edit, view))
+    edits = tuple(edit for edit in edits if _may_cost_reward(edit, view))
     view.repair = Repair(edits, edits)
     return view
 
 
-def _counts(edit: Edit, view: RolloutView) -> bool:
+def _may_cost_reward(edit: Edit, view: RolloutView) -> bool:
     """Return whether a difference may have cost the reward. Used when there is no replay.
 
     An extra call counts only if the benchmark compares all changes. Changed arguments count unless all are prose.
@@ -57,8 +57,9 @@ def _counts(edit: Edit, view: RolloutView) -> bool:
         # A call with mostly values that neither a user nor a tool has named is a note or a step of a harness.
         call = edit.calls[0]
         values = [*leaves(call.arguments)]
-        is_inward = 2 * sum(bool(view.seen(value, END, "user", "tool", "system")) for value in values) < len(values)
-        return view.facts.compares_state and call.tool not in view.context.idle and not is_inward
+        seen = [value for value in values if view.seen(value, PAST_END, "user", "tool", "system")]
+        is_inward = 2 * len(seen) < len(values)
+        return view.facts.compares_state and call.tool not in view.context.idle_tools and not is_inward
     if edit.kind == "replace" and edit.goal is not None:
         return not all(is_prose(edit.goal.arguments[name]) for name in edit.wrong)
     return True

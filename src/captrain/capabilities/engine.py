@@ -13,7 +13,7 @@ from captrain.capabilities.rules import INFRASTRUCTURE, LOG_RULES, RULES, SIMULA
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
-from captrain.capabilities.view import END, Edit, RolloutView
+from captrain.capabilities.view import PAST_END, Edit, RolloutView
 
 LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
 """Causes that an agent may show because it rightly refuses an action of a wrong reference."""
@@ -52,7 +52,9 @@ def explain(view: RolloutView) -> Explanation:
     if view.repair.is_unsound:
         against.append("the reference, replayed, fails its own check")
     steps = tuple((edit, verdict_on(view, edit)) for edit in view.repair.edits)
-    whole = [verdict for rule in LOG_RULES if (verdict := rule.applies(view, None)) and _counts(verdict, view)]
+    whole = [
+        verdict for rule in LOG_RULES if (verdict := rule.applies(view, None)) and _counts_beside_repair(verdict, view)
+    ]
     verdicts = [verdict for _, verdict in steps] + whole
     verdicts = [v for v in verdicts if v.is_inherent or not against]
     verdicts = _without_effects(verdicts, steps, view)
@@ -70,7 +72,7 @@ def explain(view: RolloutView) -> Explanation:
     return Explanation(tuple(ordered), tuple(unsure), tuple(against), steps, ended_by(view))
 
 
-def _counts(verdict: Verdict, view: RolloutView) -> bool:
+def _counts_beside_repair(verdict: Verdict, view: RolloutView) -> bool:
     """Return whether a verdict on the whole rollout counts beside the repair.
 
     Without a proven repair it counts. With one, a verdict that relies on the reference does not count, and a forbidden
@@ -147,8 +149,8 @@ def _root_of(view: RolloutView, edit: Edit) -> Edit:
         twins = [peer for peer in edits if peer.kind == "drop" and is_twin(view, edit.goal, peer.calls[0])]
         return next(iter(twins), edit)
     if edit.kind == "say":
-        shown = {*view.seen(edit.text, END, "tool")}
-        owed = [peer.text for peer in edits if peer.kind == "say" and shown & {*view.seen(peer.text, END, "tool")}]
+        shown = {*view.seen(edit.text, PAST_END, "tool")}
+        owed = [peer.text for peer in edits if peer.kind == "say" and shown & {*view.seen(peer.text, PAST_END, "tool")}]
         for step in [step for step in edits if step.kind == "replace" and step.goal]:
             due, actual = (text_of(call.arguments) for call in (step.goal, step.calls[0]) if call)
             if any(says(due, text) and not says(actual, text) for text in (edit.text, *owed)):

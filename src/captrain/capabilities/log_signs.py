@@ -137,6 +137,6 @@ def transfer_not_due(view: RolloutView) -> Iterator[LogSign]:
     if handover is None or is_due or not view.rollout.reference:
         return
     # If passed rollouts also make transfers that their references do not make, no answer was required.
-    is_answer = not (repair.edits or repair.passes or handover.tool in view.context.needless)
+    is_answer = not (repair.edits or repair.passes or handover.tool in view.context.needless_transfers)
     if is_answer or any(edit.kind == "insert" for edit in repair.edits):
         yield handover.message, f"{handover} was called where the reference hands nothing over", (handover.tool,)

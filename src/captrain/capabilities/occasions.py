@@ -299,7 +299,7 @@ def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         index = view.first_telling(value)
         evidence = f"{value} was {'not told' if index is None else 'told'}"
         yield Occasion(index is None, evidence, view.last if index is None else index)
-    for value in view.informed(values.near(view.expected_final or "")):
+    for value in view.told_by_reference(values.near(view.expected_final or "")):
         if value.strip(".! ").lower() not in COURTESIES:
             tellings = [index for index, content in replies.items() if says(content, value)]
             evidence = f"{value} was {'told' if tellings else 'not told'}"

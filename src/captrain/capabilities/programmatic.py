@@ -71,7 +71,7 @@ class ProgrammaticAnalyst:
             names, candidates = dict.fromkeys(rollout.id for rollout in sample), list[Capability]()
             distinct = tuple(sorted({value for name in names for value in informed[name]}))
             for slug, kind in CAUSES.items():
-                vocabulary = vocabulary_of(distinct if kind.by_values else ())
+                vocabulary = vocabulary_of(distinct if kind.needs_values else ())
                 occasions = [occasion for name in names for occasion in occasions_of(name, slug, vocabulary)]
                 if any(occasion.lacking for occasion in occasions):
                     details = {
@@ -97,7 +97,7 @@ class ProgrammaticAnalyst:
             row = dict[str, Label]()
             for slug, vocabulary in values[id(request.capabilities)].items():
                 occasions = reader.occasions(request.rollout.id, slug, vocabulary)
-                row[slug] = Label(verdict="NA", evidence=CAUSES[slug].absent)
+                row[slug] = Label(verdict="NA", evidence=CAUSES[slug].na_evidence)
                 if occasions:
                     first = min(occasions, key=lambda occasion: not occasion.lacking)
                     verdict = "LACKING" if first.lacking else "PRESENT"
@@ -109,4 +109,4 @@ class ProgrammaticAnalyst:
 def _informed(view: RolloutView) -> list[str]:
     """Return the values in tool results that the reference's last message tells and the user did not say."""
     results = [result_of(m) for m in view.messages if m["role"] == "tool" and not reports_error(m)]
-    return view.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
+    return view.told_by_reference(dict.fromkeys(leaf for result in results for leaf in leaves(result)))

@@ -53,26 +53,32 @@ class Cause:
     """A cause of failure.
 
     Attributes:
-        name: title in reports. description: one sentence on what an agent must do instead. absent: evidence of the
-        label NA. occasions: functions that find the occasions in a rollout. They also decide its label: LACKING if one
-        went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
-        step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt that warns of
-        the cause; "" if a warning does not help. of_agent: whether the agent is to blame. by_values: whether the
-        functions need the values that references tell users. deed: what an agent with this cause does. is_unaided:
-        whether the occasions are found without a reference. Such an occasion alone shows a lapse, not the cause.
+        name: title in reports.
+        description: one sentence on what an agent must do instead.
+        na_evidence: evidence of the label NA.
+        occasions: functions that find the occasions in a rollout. They also decide its label: LACKING if one
+            went wrong.
+        step: see `GoalPattern`; None if no reference call shows the cause.
+        line: a line for the prompt that warns of the cause; "" if a warning does not help.
+        of_agent: whether the agent is to blame.
+        needs_values: whether the functions need the values that references tell users.
+        further_occasions: functions that only find occasions, for causes whose label a rule decides.
+        deed: what an agent with this cause does.
+        is_unreferenced: whether the occasions are found without a reference. Such an occasion alone shows a lapse, not
+            the cause.
     """
 
     name: str
     description: str
-    absent: str = "no program finds it beside a reference"
+    na_evidence: str = "no program finds it beside a reference"
     occasions: Sequence[Occasions] = ()
     step: GoalPattern | None = None
     line: str = ""
     of_agent: bool = True
-    by_values: bool = False
-    chances: Sequence[Occasions] = ()
+    needs_values: bool = False
+    further_occasions: Sequence[Occasions] = ()
     deed: str = ""
-    is_unaided: bool = False
+    is_unreferenced: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
         """Return all occasions of a rollout."""
@@ -84,7 +90,7 @@ class Cause:
 
     def could_show(self, view: RolloutView) -> bool:
         """Return whether a rollout has at least one occasion of the cause."""
-        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
+        return any(True for find in (*self.occasions, *self.further_occasions) for _ in find(view, Vocabulary(())))
 
 
 CAUSES = {
@@ -111,14 +117,14 @@ CAUSES = {
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
-        chances=(occasions.reads_due,),
+        further_occasions=(occasions.reads_due,),
         deed="looks at some records, and not at the one that counts",
     ),
     "unverified_claim": Cause(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
-        chances=(occasions.missing_lookups,),
+        further_occasions=(occasions.missing_lookups,),
         deed="acts on what the user says without checking it",
     ),
     "missing_confirmation": Cause(
@@ -156,7 +162,7 @@ CAUSES = {
     "wrong_computation": Cause(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
-        chances=(occasions.values_of_writes,),
+        further_occasions=(occasions.values_of_writes,),
         step=GoalPattern("argument", by_user=False),
         deed="works out a value wrongly",
     ),
@@ -172,7 +178,7 @@ CAUSES = {
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
-        chances=(occasions.calls,),
+        further_occasions=(occasions.calls,),
         deed="uses a value that nobody has said",
     ),
     "extra_write": Cause(
@@ -191,14 +197,14 @@ CAUSES = {
         (occasions.invalid_calls,),
         GoalPattern("argument"),
         deed="makes a call that is refused or never executed, and does not repair it",
-        is_unaided=True,
+        is_unreferenced=True,
     ),
     "partial_refusal": Cause(
         "Undue refusal",
         "Does what is asked for and allowed, and does not refuse it.",
         step=GoalPattern("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
-        chances=(occasions.writes_due,),
+        further_occasions=(occasions.writes_due,),
         deed="refuses what it should do",
     ),
     "missing_write": Cause(
@@ -216,14 +222,14 @@ CAUSES = {
         "the reference tells no value that tools return",
         (occasions.told_values, occasions.milestone_words),
         line="Before you close, answer every question of the user with the value that the tools returned.",
-        by_values=True,
+        needs_values=True,
         deed="does not tell what was asked for",
     ),
     "loop": Cause(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
-        chances=(occasions.calls,),
+        further_occasions=(occasions.calls,),
         deed="repeats itself until it is cut off",
     ),
     "over_escalation": Cause(
@@ -248,14 +254,14 @@ CAUSES = {
         "it ends with a hand-over",
         (occasions.last_words,),
         deed="stops before all is done",
-        is_unaided=True,
+        is_unreferenced=True,
     ),
     "reply_wording": Cause(
         "Reply wording",
         "Words the last message as the reference does, courtesy included.",
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
-        by_values=True,
+        needs_values=True,
         deed="words its last message otherwise than the reference",
     ),
 }
@@ -309,9 +315,9 @@ class Rule:
     """A way to recognise a cause.
 
     Attributes:
-        cause: id of the cause. rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among
-        a rollout's verdicts, lower
-            stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
+        cause: id of the cause.
+        rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among a rollout's verdicts,
+            lower stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
         steps: the kinds of edits that the rule is for (`Edit.step`).
         sign: finds evidence in an edit.
         log_sign: finds evidence in the whole rollout, for rules without steps.
@@ -401,9 +407,9 @@ RULES = (
     Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
     Rule("undue_compliance", 33, DROP, signs.asked_by_user),
     Rule("missing_lookup", 39, REPLACE, signs.changed_unread, is_traced=True),
-    Rule("undue_compliance", 40, DROP, signs.was_proposed),
+    Rule("undue_compliance", 40, DROP, signs.proposed_to_user),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
-    Rule("extra_write", 43, DROP, signs.is_extra),
+    Rule("extra_write", 43, DROP, signs.not_in_reference),
     Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True, grade=Grade.RECORDED),
     Rule("missing_lookup", 54, log_sign=logs.means_denied, is_inherent=True),
     Rule("missing_lookup", 55, log_sign=unmet(occasions.milestone_reads)),
@@ -418,7 +424,7 @@ RULES = (
     Rule("loop", 100, END, signs.called_again, is_inherent=True),
     Rule("loop", 101, log_sign=logs.looped_to_the_end, is_inherent=True),
     # 2: what was not done by the end
-    Rule("partial_refusal", 200, WRITE, signs.was_refused),
+    Rule("partial_refusal", 200, WRITE, signs.refused_by_agent),
     Rule("missing_write", 201, WRITE, signs.left_out),
     Rule("missing_write", 202, log_sign=unmet(occasions.milestone_writes)),
     Rule("missing_write", 203, log_sign=unmet(occasions.milestone_states)),

@@ -54,9 +54,9 @@ class Verdicts:
     codes: verdicts (candidates, label sets, rollouts); one label set for each run, or a single one if all runs agree.
     counts: how often a run's resample drew a rollout (runs, rollouts). is_candidate: whether a run proposed a candidate
     (candidates, runs). failed: (rollouts,). tasks: number of each rollout's task, from 0 without gaps (rollouts,).
-    could: whether a rollout could lack a candidate, so that it counts in the coverage (candidates, rollouts); None: all
-    could. proven: whether a failed rollout passes only with the repair of a candidate (candidates, rollouts); None: not
-    tested.
+    could_lack: whether a rollout could lack a candidate, so that it counts in the coverage (candidates, rollouts);
+    None: all could. proven: whether a failed rollout passes only with the repair of a candidate (candidates, rollouts);
+    None: not tested.
     """
 
     codes: Codes
@@ -64,7 +64,7 @@ class Verdicts:
     is_candidate: Flags
     failed: Flags
     tasks: Places
-    could: Flags | None = None
+    could_lack: Flags | None = None
     proven: Flags | None = None
 
     def runs_saying(self, row: int, code: int) -> Floats:
@@ -193,7 +193,7 @@ def _terms(verdicts: Verdicts, row: int, lacking: Floats, present: Floats) -> Fl
     The terms are whole numbers, so their sums are exact in any order.
     """
     failed = verdicts.failed
-    reach = failed if verdicts.could is None else failed & verdicts.could[row]
+    reach = failed if verdicts.could_lack is None else failed & verdicts.could_lack[row]
     return np.array([lacking * failed, present * failed, lacking * ~failed, present * ~failed, reach], float)
 
 

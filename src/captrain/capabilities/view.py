@@ -41,7 +41,7 @@ from captrain.capabilities.text import (
 from captrain.capabilities.toolbox import CHANGES, EFFECTS, Toolbox
 from captrain.records import Message, Milestone, Rollout, leaves
 
-END = 1_000_000
+PAST_END = 1_000_000
 """A message index beyond every dialogue."""
 MOST_NUMBERS = 100
 """Maximum number of numbers of a tool's result that are combined in pairs."""
@@ -340,7 +340,7 @@ class RolloutView:
         is_undone = any(pair.write is None for pair in self.pairs)
         return is_undone or any(self.first_telling(value) is None for value in self.informs)
 
-    def informed(self, values: Iterable[str]) -> list[str]:
+    def told_by_reference(self, values: Iterable[str]) -> list[str]:
         """Return those of the values that the reference's last message tells and the user did not say."""
         return [value for value in values if says(self.expected_final or "", value) and not says(self.user, value)]
 
@@ -354,14 +354,14 @@ class RolloutView:
         """Return the indices of the messages of these roles before message `before` that contain the value."""
         return [place for role, place, text in self._texts if place < before and role in roles and says(text, value)]
 
-    def in_view(self, value: object, before: int = END) -> bool:
+    def in_view(self, value: object, before: int = PAST_END) -> bool:
         """Return whether a user or tool message contains the value before message `before`."""
         return bool(self.seen(value, before, "user", "tool"))
 
     def knows(self, value: object) -> bool:
         """Return whether a value is common, in the log, script or policy, or computable from a tool's numbers."""
         texts = (self.facts.script, self.context.policy)
-        is_seen = is_common(value) or self.seen(value, END, "user", "tool", "system", "developer")
+        is_seen = is_common(value) or self.seen(value, PAST_END, "user", "tool", "system", "developer")
         return bool(is_seen) or any(says(text, value) for text in texts) or number_of(value) in self._worked_out
 
     @cached_property
@@ -404,7 +404,7 @@ class RolloutView:
         keys = self.toolbox.keys
         return [(n, v) for n, v in entries[::-1] if n in keys or (is_identifier(v) and shape(v) in self.shapes)]
 
-    def opened(self, record: str, before: int = END) -> bool:
+    def opened(self, record: str, before: int = PAST_END) -> bool:
         """Return whether the assistant looked up the record before message `before`."""
         reads = [call for call in self.lookups if call.message < before and call.by == "assistant"]
         return any(record in leaves(call.arguments) for call in reads)

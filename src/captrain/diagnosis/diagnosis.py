@@ -28,7 +28,14 @@ from captrain.capabilities import (
     select_by_verdicts,
 )
 from captrain.diagnosis.findings import Collection, Findings
-from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Remark, Standing, diagnose_rollouts, refer
+from captrain.diagnosis.rollouts import (
+    DiagnosedLogs,
+    DiagnosedRollout,
+    Remark,
+    Standing,
+    diagnose_rollouts,
+    with_references,
+)
 from captrain.interop import Logs
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, counted
 from captrain.run import SelectionSettings
@@ -87,7 +94,7 @@ class StreamedLabels:
 
 def label_of(row: DiagnosedRollout, kind: str) -> Label:
     """Return the label of a rollout for a kind of cause."""
-    cause = row.lack(kind)
+    cause = row.lacking_cause(kind)
     if cause is not None:
         return Label(verdict="LACKING", evidence=cause.evidence, message=cause.message)
     return Label(verdict="PRESENT") if kind in row.occasions else Label(verdict="NA")
@@ -167,7 +174,7 @@ class CauseTally:
 
 
 @dataclass
-class Seen:
+class ObservationTally:
     """Counts of failed and passed rollouts with an observation, and quotes of the first ones, failed ones first."""
 
     failed: int = 0
@@ -215,8 +222,8 @@ class Account:
     unproven: int = 0
     unplayed: DiagnosedRollout | None = None
     left_out: dict[Standing, list[DiagnosedRollout]] = field(default_factory=dict[Standing, list[DiagnosedRollout]])
-    seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
-    doubts: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    seen: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
+    doubts: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
 
     @property
     def unproven_note(self) -> str:
@@ -247,7 +254,7 @@ class Account:
             entries += [row] if len(entries) < LIST_LENGTH else []
         for remarks, seen in ((row.observations, self.seen), (row.doubts, self.doubts)):
             for remark in remarks:
-                seen.setdefault(remark.name, Seen()).add(row, remark)
+                seen.setdefault(remark.name, ObservationTally()).add(row, remark)
         if row.outcome == "failed":
             self.failures += 1
             if (kind := counted_cause(row)) is None:
@@ -320,7 +327,7 @@ def diagnose(
         kinds: what tools do, for tools with misleading names.
         clauses: clauses of policies, in addition to those of captrain's benchmarks.
     """
-    logs = refer(logs, worlds) if worlds is not None else logs
+    logs = with_references(logs, worlds) if worlds is not None else logs
     diagnosed = diagnose_rollouts(logs, worlds, kinds, clauses)
     account, agents, collection = Account(), dict[str, Account](), Collection(diagnosed.toolbox, diagnosed.needs)
     for row, rollout in zip(diagnosed.rollouts, logs.rollouts, strict=True):

@@ -60,7 +60,7 @@ EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended",
 """The kind of feature for each kind of repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
 """Subjects of repairs that concern no tool."""
-END = "(end)"
+NO_CALL = "(end)"
 
 
 class Fault(Record):
@@ -341,8 +341,8 @@ def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[
         lengths.append(len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]))
     length = max(lengths)
     trial = passed[lengths.index(length)]
-    steps = [calls[length].step if length < len(calls) else END for calls in (trial, failed)]
-    if steps[0] != steps[1] or steps[0] == END:
+    steps = [calls[length].step if length < len(calls) else NO_CALL for calls in (trial, failed)]
+    if steps[0] != steps[1] or steps[0] == NO_CALL:
         return steps[0], steps[1]
     names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
     return steps[0], f"{steps[1]} with another {' and '.join(names[:2]) or 'set of arguments'}"

@@ -445,7 +445,7 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
         for environment, counts, (rate, low, high, reward) in tally.environments(agent):
             rates = (f"{rate:.3f}", f"{low:.3f} to {high:.3f}", f"{reward:.3f}")
             rows.append((environment, *([agent] if agent else []), *map(str, counts), *rates))
-    if not is_plural and (repeated := tally.repeated()):
+    if not is_plural and (repeated := tally.all_trials_passed()):
         notes.append(f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}.")
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):

@@ -50,7 +50,7 @@ from captrain.statistics import Bootstrap, mean
 
 TRIED = 4
 """Minimum number of rollouts of a task before its reference is suspect because all of them failed in the same way."""
-OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
+SELECTED_ROWS = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
 """Rows of one environment or of all, of one agent or of all."""
 Standing = Literal["contrasted", "suspect", "spoilt", "limit", "error"]
 """How a rollout counts in the comparison. contrasted: it is compared. It is left out because of its reference
@@ -84,7 +84,7 @@ class OutcomeTally:
             ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?4, reward = reward + ?5"""
             self._database.execute(addition, row)
 
-    def unpassed(self, environment: str, task: str) -> str | None:
+    def never_passed_reason(self, environment: str, task: str) -> str | None:
         """Return why a task that no rollout passes is suspect; None if one passes or too few have tried."""
         query = "SELECT sum(rollouts), sum(passed), count(*) FROM tally WHERE environment = ? AND task = ?"
         count, passed, agents = self._database.execute(query, (environment, task)).fetchone()
@@ -104,17 +104,19 @@ class OutcomeTally:
             Name; numbers of rollouts, tasks and passed rollouts; pass rate over tasks, the ends of its 95% interval,
             and mean reward over tasks.
         """
-        query = f"SELECT environment {OF} GROUP BY environment ORDER BY min(rowid)"
+        query = f"SELECT environment {SELECTED_ROWS} GROUP BY environment ORDER BY min(rowid)"
         names: list[str | None] = [name for (name,) in self._database.execute(query, (None, agent))]
         if len(names) > 1:
             names.append(None)
         for name in names:
             ratios = "CAST(sum(passed) AS REAL) / sum(rollouts), sum(reward) / sum(rollouts)"
-            rows = self._database.execute(f"SELECT {ratios} {OF} GROUP BY task ORDER BY min(rowid)", (name, agent))
+            rows = self._database.execute(
+                f"SELECT {ratios} {SELECTED_ROWS} GROUP BY task ORDER BY min(rowid)", (name, agent)
+            )
             tasks = np.fromiter(rows, dtype=[("rate", float), ("reward", float)])
             rates, rewards = np.ascontiguousarray(tasks["rate"]), np.ascontiguousarray(tasks["reward"])
             low, high = Bootstrap(len(rates), 2000, 0.95, 0).interval(rates)
-            totals = self._database.execute(f"SELECT sum(rollouts), sum(passed) {OF}", (name, agent))
+            totals = self._database.execute(f"SELECT sum(rollouts), sum(passed) {SELECTED_ROWS}", (name, agent))
             rollouts, passed = totals.fetchone()
             yield name or "all", (rollouts, len(rates), passed), (mean(rates), low, high, mean(rewards))
 
@@ -136,7 +138,7 @@ class OutcomeTally:
         low, high = Bootstrap(len(differences), 2000, 0.95, 0).interval(differences)
         return len(differences), mean(differences), low, high
 
-    def repeated(self) -> tuple[int, float] | None:
+    def all_trials_passed(self) -> tuple[int, float] | None:
         """Return the number of trials per task, and the share of tasks whose trials all passed.
 
         None if a task was played only once, or if tasks were played differently often.
@@ -224,7 +226,7 @@ class DiagnosedRollout(Record):
         """All causes, the primary one first."""
         return ([self.primary] if self.primary else []) + self.secondary
 
-    def lack(self, kind: str) -> RolloutCause | None:
+    def lacking_cause(self, kind: str) -> RolloutCause | None:
         """Return the cause of this kind among those used as labels (`lacking`); None if it is not there."""
         return next((cause for cause in self.lacking if cause.cause == kind), None)
 
@@ -247,7 +249,7 @@ class DiagnosedLogs:
     needs: Needs | None
 
 
-def refer(logs: Logs, worlds: Worlds) -> Logs:
+def with_references(logs: Logs, worlds: Worlds) -> Logs:
     """Add references from the benchmark to rollouts without one, if the world of their task opens.
 
     Values that were redacted on reading are restored from the reference, because worlds would refuse the calls.
@@ -304,13 +306,13 @@ def diagnose_rollouts(
         due.setdefault(rollout.environment, set()).update(expected)
         if rollout.outcome == "passed":
             tools = _tools(rollout.messages)
-            setting.idle.update(tools)
+            setting.idle_tools.update(tools)
             handovers = {tool for tool in tools - expected if toolbox.kind(tool) == "handover"}
-            setting.needless.update(handovers if rollout.reference else ())
+            setting.needless_transfers.update(handovers if rollout.reference else ())
         if setting.policy:
             setting.book.add(calls_in(rollout.messages, toolbox, ("assistant",)))
     for environment, tools in due.items():
-        settings[environment].idle.difference_update(tools)
+        settings[environment].idle_tools.difference_update(tools)
         settings[environment].signals.update(signals[environment].found)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
@@ -319,7 +321,7 @@ def diagnose_rollouts(
         except ExpressionError as error:
             trial = f", trial {rollout.trial}" if rollout.trial else ""
             raise UserError(f"rollout {rollout.task.id}{trial} ({rollout.id}): {error}", CLAUSES_PAGE) from None
-    return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
+    return DiagnosedLogs(_with_consensus(spool, outcomes), outcomes, toolbox, needs)
 
 
 def needed_causes(
@@ -366,7 +368,7 @@ def _tools(messages: Iterable[Message]) -> set[str]:
     return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
 
 
-def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
+def _with_consensus(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
     """Mark references as suspect if no agent passes the task and all rollouts differ from it in one same step.
 
     A reference is also suspect if a failed rollout does not differ from it at all.
@@ -374,7 +376,7 @@ def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[Diag
     common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
     for row in rows:
         task = row.environment, row.task
-        if row.outcome == "failed" and (reason := outcomes.unpassed(*task)):
+        if row.outcome == "failed" and (reason := outcomes.never_passed_reason(*task)):
             steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
             _, shared, differ = common.get(task, (reason, steps, True))
             common[task] = reason, shared & steps, differ and bool(steps)
@@ -419,7 +421,7 @@ def _explained(
     causes = _causes(explanation, found)
     of_agent = [cause for cause in causes if CAUSES[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
-    lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
+    lacking = of_agent if view.repair.proven else [c for c in _label_causes(view, of_agent) if c.cause not in unsure]
     could = {slug for slug, kind in CAUSES.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "suspect" if explanation.suspicions else "contrasted"
@@ -475,15 +477,15 @@ def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
         yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
 
 
-def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
+def _label_causes(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
     """Yield the causes that a rollout shows, for labels without a proof by replay.
 
     The label is the programmatic analyst's: LACKING at the first occasion that went wrong. If no occasion did, a cause
     that the contrast with passed rollouts shows counts. For causes without such a label (no occasions, or
-    `is_unaided`), the rules decide.
+    `is_unreferenced`), the rules decide.
     """
     for slug, kind in CAUSES.items():
-        is_compared = bool(kind.occasions) and not kind.is_unaided
+        is_compared = bool(kind.occasions) and not kind.is_unreferenced
         lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
         # Beside the analyst's label, only the contrast with passed rollouts counts. Without a label, every rule counts.
         causes = [cause for cause in of_agent if cause.cause == slug]
