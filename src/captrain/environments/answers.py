@@ -251,7 +251,7 @@ class Answerer:
         return [*rules, *SPANS]
 
     def _nearest(self, view: Choice) -> str | None:
-        """Return the answer of the task for fitting whose prompt shares most words; None if there is none."""
+        """Return the answer of the prompt, among those to fit on, that shares most words."""
         own = _vocabulary(view)
         others = [self.views[task.id] for task in self.fitting if task.id in self.known and task.id != view.task.id]
 
