@@ -254,7 +254,7 @@ class CheckedEnvironment:
         return messages
 
     def idle(self, task: Task, actions: Sequence[Message] = (IDLE,)) -> list[Message]:
-        """Return the messages of an agent that does nothing: as `idle` tells, or else those of a play of `actions`."""
+        """Return the messages of an agent that does nothing: those of `idle` or, without it, of a play of `actions`."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
             return self.play(task, actions)

@@ -282,7 +282,7 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.abandoned: Callable[[], bool] = lambda: False
-        """Returns whether nobody waits for the row any more. Sampling of the row then stops at the next token."""
+        """Returns whether the row is no longer needed. Its sampling then stops at the next token."""
         self.truncated = False
         """Whether the row ended because it reached the longest length."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")

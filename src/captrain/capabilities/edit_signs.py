@@ -32,7 +32,7 @@ REPEATS = 3
 SENTENCE_LENGTH = 60
 """Minimum length of a repeated message that counts as a loop. Short messages may repeat."""
 Sign = tuple[int, str] | None
-"""The message where a cause shows, and the evidence."""
+"""The index of the message that shows a cause, and the evidence; None if the sign does not hold."""
 
 
 def goal_of(edit: Edit) -> Call:

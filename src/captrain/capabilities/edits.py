@@ -1,4 +1,4 @@
-"""The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
+"""Finds the smallest set of edits after which a failed rollout passes, by replay in the world of its task.
 
 An edit removes one difference between a rollout and its reference. There are five kinds: insert a call of the
 reference, replace the arguments of a call, drop a call, say a required value, or end the dialogue.
@@ -161,7 +161,7 @@ class _Search:
 
 
 def _goals_of(view: RolloutView, world: World) -> list[Call]:
-    """The reference of a world: the goals that the log has where they are the same calls."""
+    """Return the reference of a world as goals. Goals of the log are kept if they are calls of the same tools."""
     if [(goal.tool, goal.by) for goal in view.goals] == [(step.tool, step.by) for step in world.reference]:
         steps = zip(view.goals, world.reference, strict=True)
         return [replace(goal, arguments={**step.arguments}) for goal, step in steps]
@@ -173,7 +173,7 @@ def _goals_of(view: RolloutView, world: World) -> list[Call]:
 
 
 def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, reads: bool = False) -> list[Edit]:
-    """The edits that turn a rollout into its reference in what is changed, said, and (`reads`) looked up."""
+    """Return the edits that turn a rollout into its reference: changes, words and, with `reads`, look-ups."""
     calls, goals = view.calls, view.goals
     targets = [goal for goal in goals if goal.kind in EFFECTS or (reads and goal.kind != "think")]
     refusals = [
@@ -196,7 +196,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
     edits += [Edit("drop", calls=tuple(peers)) for peers in repeats.values()]
     speech = "\n".join(replay.texts).lower().replace(",", "")
     for word in owed:
-        # Short words are part of many others.
+        # A short word occurs inside many others, so it must be a whole word.
         text = word.lower().replace(",", "")
         if not (text in speech if len(text) > 2 else says(speech, text)):
             edits.append(Edit("say", text=word))
@@ -204,7 +204,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
 
 
 def _matched(goals: Sequence[Call], calls: Sequence[Call]) -> dict[int, Call]:
-    """The calls that stand for goals, by the goals' numbers: the most alike first."""
+    """Return goal index -> the call that matches it. The most similar pairs are matched first."""
     ranked = []
     for number, goal in enumerate(goals):
         for order, call in enumerate(calls):

@@ -70,7 +70,7 @@ class ExpressionError(Exception):
 
 
 class MissingValue(Exception):
-    """The log shows no value for what an expression looks up."""
+    """An expression looks up a value that the log does not show."""
 
 
 class Parsed(ABC):
@@ -393,7 +393,7 @@ class Evaluation:
     """Evaluates expressions within the limits of one evaluation.
 
     Args:
-        functions: that expressions may call beside `FUNCTIONS`, by name.
+        functions: functions that expressions may call in addition to `FUNCTIONS`, by name.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:

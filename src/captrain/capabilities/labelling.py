@@ -34,16 +34,18 @@ def label_runs(
     """Propose and label in `runs` runs.
 
     Args:
-        analyst: who proposes and labels. rollouts: diagnostic rollouts; those spoilt by infrastructure or the simulated
-        user are left out. tools: the tool schemas of the environment. runs: number of runs. seed: of the resamples.
-        resample: whether each run has its own resample of the tasks, with all rollouts of a drawn task; else all
-        rollouts
-            once.
-        worlds: replay references, which shows what tools do whatever their names.
+        analyst: proposes and labels.
+        rollouts: diagnostic rollouts. Those spoilt by infrastructure or the simulated user are left out.
+        tools: the tool schemas of the environment.
+        runs: number of runs.
+        seed: seed of the resamples.
+        resample: whether each run draws its own resample of the tasks, with all rollouts of a drawn task. Otherwise
+            each run has all rollouts once.
+        worlds: worlds in which references are replayed, to learn what tools do even if their names mislead.
 
     Returns:
-        The candidates of all runs, by id, each with up to five failed rollouts that lack it, and with what tools do
-        (`kinds` in its details) where their names mislead; and a row for every run and rollout, with how often the
+        The candidates of all runs, by id. Each has up to five failed rollouts that lack it and, for tools with
+        misleading names, what they do (`kinds` in its details). And a row for each run and rollout, with how often the
         run's resample drew the rollout.
 
     Raises:

@@ -227,7 +227,7 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
             partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
             whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
         except (UserError, InfrastructureError):
-            continue  # a world that rejects these calls tells nothing about tools; its rollouts say why
+            continue  # a world that rejects these calls is no evidence; its rollouts say why
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
         if not whole.passed:
             continue

@@ -91,7 +91,7 @@ class Labelling(Answer):
 
 
 class OpenAIAnalyst:
-    """Asks a model what the agent lacks, and for every verdict.
+    """Asks a language model for the capabilities that an agent lacks, and for every label.
 
     Args:
         access: where and how fast to ask the model; None allows only cached answers.
@@ -126,7 +126,7 @@ class OpenAIAnalyst:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Numbers of answers and tokens used so far, cached or not: the same when a run is replayed."""
+        """Numbers of answers and tokens used so far, cached or not. They are the same when a run is replayed."""
         tally = self._answers.usage
         return {name: getattr(tally, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 

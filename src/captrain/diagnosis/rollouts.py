@@ -190,9 +190,9 @@ class DiagnosedRollout(Record):
     """One rollout with its causes.
 
     primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
-    observations: what was seen, and is no cause. doubts: why a passed rollout should not have passed.
-    suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
-    that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
+    observations: observations that are not causes. doubts: why a passed rollout should not have passed. suspicions:
+    what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those that it
+    shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
     unproven: why it could not be replayed.
     """
 

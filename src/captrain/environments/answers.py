@@ -149,8 +149,9 @@ class Answerer:
 
     Args:
         quiz: the taskset.
-        fitting: tasks to fit on. measuring: other tasks to measure on.
-        seed: decides what is drawn.
+        fitting: tasks to fit on.
+        measuring: other tasks, to measure on.
+        seed: seed of all draws.
     """
 
     def __init__(self, quiz: Quiz, fitting: Sequence[Task], measuring: Sequence[Task], seed: int) -> None:

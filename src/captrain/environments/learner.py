@@ -95,9 +95,7 @@ class Learner:
         return agent
 
     def _follow(self, trail: Sequence[str], view: View, rng: random.Random) -> Agent | None:
-        """Return an agent that repeats the moves of `trail`; None if the right and the wrong value are not both
-        visible.
-        """
+        """Return an agent that repeats the moves of `trail`; None if a value of the step is not visible."""
         turn, moves = self._turn(view, rng), iter(trail)
         return (lambda messages: turn(next(moves, STOP), messages)) if view.both else None
 

@@ -110,10 +110,11 @@ def examples(
     """Collect examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
-        targets: capability, or pair "a+b", -> its environment. count: openings per environment; opening a task costs no
-        rollout. rollouts: of the base on the discovery split; the passed ones are used. descriptions: of capabilities.
-        With them, an example also shows a solution: the environment's own, or the base's.
-            Playing a solution costs no rollout. None: openings alone.
+        targets: capability, or pair "a+b" -> its environment.
+        count: openings per environment. Opening a task costs no rollout.
+        rollouts: rollouts of the base on the discovery split, of which the passed ones are used.
+        descriptions: descriptions of capabilities. With them, an example also shows a solution: the environment's own,
+            or the base's. Playing a solution costs no rollout. None: openings alone.
     """
     synthesized = [
         Example(text, route)
