@@ -155,7 +155,7 @@ class CheckedEnvironment:
     def call(self, operation: str, task: str, function: Callable[[], T]) -> T:
         """Call the environment, and turn what it raises into an `EnvironmentFault`.
 
-        Only this place may catch every exception, because the code behind it is not ours.
+        Only this function may catch every exception, because it calls code that is not captrain's.
         """
         try:
             with time_limit(self.limit):
@@ -254,7 +254,7 @@ class CheckedEnvironment:
         return messages
 
     def idle(self, task: Task, actions: Sequence[Message] = (IDLE,)) -> list[Message]:
-        """Return the messages of an agent that does nothing: as `idle` tells, or else those of a play of `actions`."""
+        """Return the messages of an agent that does nothing: those of `idle` or, without it, of a play of `actions`."""
         idle: Callable[[JsonObject], list[Message]] | None = getattr(self.environment, "idle", None)
         if idle is None:
             return self.play(task, actions)

@@ -21,7 +21,7 @@ from captrain.contract import CheckedEnvironment, RunningEpisode, tool_call
 from captrain.diagnosis.diagnosis import diagnose
 from captrain.errors import InfrastructureError, UserError
 from captrain.interop import logs_of_rollouts
-from captrain.planning.feasibility import UNAIDED
+from captrain.planning.feasibility import UNREFERENCED
 from captrain.projects import export_environment
 from captrain.records import Message, Task
 from captrain.run import Component, SelectionSettings
@@ -164,8 +164,8 @@ def test_a_diagnosis_of_rollouts_in_a_taskset_names_the_planted_mistake(
     assert report is not None and "loop" in [candidate["id"] for candidate in report["candidates"]]
     few, all_rollouts = rollouts[:9], ProgrammaticAnalyst().propose([rollouts], shop.tools)[0]
     [families] = ProgrammaticAnalyst().propose([few], shop.tools)
-    assert {family.id for family in families} <= {*UNAIDED}, "others need a reference, or ten rollouts to contrast"
-    assert {family.id for family in all_rollouts} <= {*UNAIDED, "loop"}, "the price that is asked for again"
+    assert {family.id for family in families} <= {*UNREFERENCED}, "others need a reference, or ten rollouts to contrast"
+    assert {family.id for family in all_rollouts} <= {*UNREFERENCED, "loop"}, "the price that is asked for again"
 
 
 @installed

@@ -16,7 +16,7 @@ from captrain.errors import UserError
 from captrain.models import load_module
 from captrain.models.gated import Mixture, load_mixture, save_mixture
 from captrain.models.lora import Adapter, adapter_digest, merge_experts
-from captrain.models.mixture import MixtureParts, decision_places
+from captrain.models.mixture import MixtureParts, deciding_tokens
 from captrain.serving.endpoint import ChatServer
 from captrain.serving.openai_schemas import CompletionRequest
 
@@ -103,7 +103,7 @@ def test_rollouts_with_a_cache_have_the_probabilities_of_a_pass_over_the_whole_d
     together = played([*range(12)])
     assert len({tuple(play.token_ids) for play in together}) == 12
     for play in together:
-        ids, places = torch.tensor([play.token_ids]), torch.tensor([decision_places(play.mask, decide)])
+        ids, places = torch.tensor([play.token_ids]), torch.tensor([deciding_tokens(play.mask, decide)])
         with torch.no_grad(), mixture.at(places):
             scores = base(input_ids=ids).logits[0].log_softmax(-1)
         written = [at for at, mine in enumerate(play.mask) if mine]
@@ -116,9 +116,9 @@ def test_rollouts_with_a_cache_have_the_probabilities_of_a_pass_over_the_whole_d
 
 def test_decisions_are_those_of_the_prompt_of_the_turn_or_of_each_token() -> None:
     written = [0, 0, 0, 1, 1, 0, 0, 1, 0]
-    assert decision_places(written, "prompt") == [2] * 9
-    assert decision_places(written, "turn") == [2, 2, 2, 2, 6, 6, 6, 6, 6]
-    assert decision_places(written, "token") == [*range(9)]
+    assert deciding_tokens(written, "prompt") == [2] * 9
+    assert deciding_tokens(written, "turn") == [2, 2, 2, 2, 6, 6, 6, 6, 6]
+    assert deciding_tokens(written, "token") == [*range(9)]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -128,7 +128,7 @@ def test_only_gates_get_gradients(
 ) -> None:
     base, mixture = mixed(tiny, members, scope, decide, activation)
     ids = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(0))
-    places = torch.tensor([decision_places([0, 0, 0, 1, 1, 0, 0, 1, 1], decide)] * 2)
+    places = torch.tensor([deciding_tokens([0, 0, 0, 1, 1, 0, 0, 1, 1], decide)] * 2)
     with mixture.at(places):
         base(input_ids=ids).logits.logsumexp(-1).sum().backward()
     moved = {name for name, parameter in base.named_parameters() if parameter.grad is not None}

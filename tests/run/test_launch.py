@@ -192,7 +192,7 @@ def layout(machine: Machine) -> tuple[str | None, int]:
     began = Path(os.environ["BEGAN"])
     (began / str(os.getpid())).touch()
     until(lambda: len([*began.iterdir()]) == int(os.environ["AT_ONCE"]))  # each worker has an item
-    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.places(machine)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), launch.gpu_sets(machine)
 
 
 @pytest.mark.parametrize(

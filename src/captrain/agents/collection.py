@@ -1,4 +1,4 @@
-"""Collection of rollouts: policy x tasks -> rollouts, token-exact, counted, resumable.
+"""Collects rollouts of a policy on tasks: token-exact, counted, resumable.
 
 Every finished rollout is appended with its digest to a journal, whose name is the fingerprint of everything that
 decides the result. An interrupted run resumes from it and ends in the identical file. An infrastructure error is

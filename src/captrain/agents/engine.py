@@ -96,8 +96,8 @@ class HuggingFaceDecoder:
 class MixtureDecoder(HuggingFaceDecoder):
     """Decoder of a base with a mixture of adapters (`captrain.models.Mixture`).
 
-    Where gates decide for a prompt or a turn, a row's decision is taken once its tokens up to the next sampled one are
-    known, before the first of them is computed, and is kept until the next decision.
+    If gates decide once per prompt or turn, a row's decision is made when all its tokens up to the next sampled one are
+    known, before the first of these is computed. It is kept until the next decision.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float64) -> None:
@@ -151,7 +151,7 @@ class DenseDecoder:
         config: a Qwen3Config or a LlamaConfig.
         state: weights under their Hugging Face names, adapters already merged.
         max_length: longest dialogue in tokens.
-        dtype: of the arithmetic; with bfloat16 only of weights and their products, the rest is in float32.
+        dtype: type of the arithmetic. With bfloat16, only weights and their products are bfloat16, the rest is float32.
     """
 
     looks_ahead = False
@@ -290,7 +290,7 @@ class EngineRow:
         self.turn: list[int] = []
         self.over = False
         self.abandoned: Callable[[], bool] = lambda: False
-        """Returns whether nobody waits for the row any more. Sampling of the row then stops at the next token."""
+        """Returns whether the row is no longer needed. Its sampling then stops at the next token."""
         self.truncated = False
         """Whether the row ended because it reached the longest length."""
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")

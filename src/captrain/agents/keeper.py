@@ -4,8 +4,8 @@ only.
     python -I keeper.py SECONDS COMMAND...
 
 The end of standard input is the order to stop, because it comes however the parent ends. The server and its children
-are one process group. The server is asked to stop, and what is left of the group after SECONDS is killed; SIGTERM kills
-the group at once. The exit status is the server's, or 128 plus the number of the signal that killed it.
+are one process group. The server is asked to stop. Processes of the group that still run after SECONDS are killed.
+SIGTERM kills the group at once. The exit status is the server's, or 128 plus the number of the signal that killed it.
 """
 
 import os
@@ -27,13 +27,13 @@ def keep(seconds: float, command: list[str]) -> int:
     def listen() -> None:
         while os.read(0, 4096):
             pass
-        # Only the server, which stops its children: an engine that got the signal, too, would die under it.
+        # Signal only the server, which stops its children. Its engine must not get the signal too, or it dies first.
         server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(seconds)
         tell(signal.SIGKILL)
 
-    # After the start, as the server would inherit ignored signals.
+    # After the start, because the server would inherit ignored signals.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: tell(signal.SIGKILL))
     threading.Thread(target=listen, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Loading of configured policies (`captrain.contract.Policy`), and closed questions to a model."""
+"""Loads configured policies (`captrain.contract.Policy`), and defines closed questions to a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

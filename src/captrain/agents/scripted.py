@@ -1,6 +1,6 @@
 """A policy without a model, which plays a script, by default the reference solution.
 
-It serves tests, trying out an environment, and measuring a pipeline without a model.
+It is for tests, for trying out an environment, and for timing a pipeline without a model.
 """
 
 import random

@@ -95,8 +95,7 @@ def krippendorff_alpha(counts: Counts) -> float:
 def against_programmatic(
     labels: Sequence[RolloutLabels], rollouts: Sequence[Rollout], tools: list[JsonObject]
 ) -> JsonObject:
-    """Compare what most of an analyst's runs find lacking with the programmatic analyst, on labelled rollouts with a
-    reference.
+    """Compare an analyst's majority verdicts with the programmatic analyst, on labelled rollouts with a reference.
 
     Returns:
         The number of compared `rollouts`, and for each of the `candidates` Cohen's kappa with each of the `causes` that

@@ -36,7 +36,7 @@ class Pair:
 
 
 def goal_pairs(reference: Sequence[Call], user: str) -> list[Pair]:
-    """The writes of a reference, each with the look-ups before it."""
+    """Return the writes of a reference, each with the look-ups before it. `user` is the text of all user messages."""
     writes = [act for act in reference if act.kind in CHANGES]
     names, messages = {name for act in writes for name in act.record}, [act.message for act in writes]
     reads = defaultdict[tuple[str, object], list[int]](list)

@@ -1,9 +1,9 @@
 """Features of rollouts that correlate with failure: counted rollout by rollout, and tested together.
 
-The base of a feature are the rollouts that could show it. Fisher's exact test compares its share among failed rollouts
-with that among passed ones. Holm's correction is over all features of a table that could be significant: Tarone's bound
-leaves out those whose margins allow no p of `LEVEL`. Features of exactly the same rollouts are one feature with several
-names. Memory grows with the features, at most `MOST`, and not with the rollouts.
+The base of a feature is the set of rollouts that could show it. Fisher's exact test compares the feature's share of the
+base among failed and among passed rollouts. Holm's correction counts only features that could be significant: Tarone's
+bound leaves out features whose margins allow no p below `LEVEL`. Features of exactly the same rollouts are one feature
+with several names. Memory grows with the number of features, which is at most `MOST`, and not with the rollouts.
 """
 
 from bisect import bisect_right
@@ -16,14 +16,13 @@ from captrain.statistics import fisher, holm
 Key = tuple[str, ...]
 LEVEL = 0.05
 MOST = 5000
-"""Most features counted; later ones are ignored."""
+"""Maximum number of features that are counted; later ones are ignored."""
 EVERY: Key = ("rollout",)
 """The base of all rollouts."""
 
 
 class Phrase(NamedTuple):
-    """Words for a kind of feature: if it holds, if not, and a line for the prompt. The parts of a key fill in the
-    numbers."""
+    """Words for a feature and for its absence, and a line for the prompt. Numbers stand for parts of its key."""
 
     holds: str
     fails: str = "no lack of: {0}"
@@ -78,13 +77,17 @@ PHRASES = {
     "value": Phrase("{0}: {1}", "{0}: not {1}"),
     "seen": Phrase("{0}"),
 }
-"""By kind, the first part of a key. If several features have the same rollouts, the first kind here names them."""
+"""Phrase by kind, which is the first part of a key. If several features have the same rollouts, the first kind here
+names them."""
 
 
 @dataclass
 class Traits:
-    """Features of one rollout: its bases, and the features that hold, each with its base and the distance of its two
-    calls."""
+    """Features of one rollout.
+
+    bases: the bases that it belongs to. holding: features that hold, each with its base and the distance of its two
+    calls.
+    """
 
     bases: set[Key] = field(default_factory=lambda: {EVERY})
     holding: dict[Key, tuple[Key, int]] = field(default_factory=dict[Key, tuple[Key, int]])
@@ -95,14 +98,17 @@ class Traits:
         self.holding[key] = (base, distance)
 
     def shows(self, association: "Association") -> bool:
-        """Tell whether an association counts the rollout."""
+        """Return whether the rollout shows an association."""
         return association.base in self.bases and (association.key in self.holding) == association.holds
 
 
 @dataclass
 class Cell:
-    """Counts of failed and passed rollouts. mark: sum of their random numbers; equal sums mean the same rollouts.
-    distance: sum over them."""
+    """Counts of failed and passed rollouts.
+
+    mark: sum of one random number per rollout; equal sums mean the same rollouts. distance: sum of the distances of two
+    calls.
+    """
 
     failed: int = 0
     passed: int = 0
@@ -116,9 +122,12 @@ class Cell:
 
 
 class Association(NamedTuple):
-    """A feature, or its absence, in how many of the failed and of the passed rollouts that could show it (`base`); p,
-    and p after the correction, NaN where the margins could not have told anything (`least` is the least p that they
-    allow); `also` are other names of the same rollouts."""
+    """A feature, or its absence, with its counts.
+
+    holds: true for the feature, false for its absence. failed, passed: how many rollouts show it, and how many are in
+    its base. p, p_holm: before and after the correction; NaN if no table with these margins can be significant. least:
+    the least p that the margins allow. also: other names of the same rollouts.
+    """
 
     key: Key
     base: Key
@@ -137,18 +146,18 @@ class Association(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The share among failed rollouts minus that among passed ones; of none it is 0."""
+        """The share among failed rollouts minus the share among passed ones. The share of an empty base is 0."""
         return self.failed[0] / max(1, self.failed[1]) - self.passed[0] / max(1, self.passed[1])
 
 
 def name_of(key: Key, holds: bool = True) -> str:
-    """A feature, or its absence, in words."""
+    """Return a feature (`holds`) or its absence in words."""
     phrase = PHRASES[key[0]]
     return (phrase.holds if holds else phrase.fails).format(*key[1:])
 
 
 def prompt_line(key: Key) -> str:
-    """The line for a prompt, "" where there is none."""
+    """Return the line for the prompt; "" if there is none."""
     return PHRASES[key[0]].line.format(*key[1:])
 
 
@@ -161,7 +170,7 @@ class Tally:
         self._random = Random(0)
 
     def add(self, traits: Traits, failed: bool) -> None:
-        """Count a rollout in."""
+        """Count a rollout."""
         mark = self._random.getrandbits(64)
         for base in traits.bases:
             if base in self.bases or len(self.bases) < MOST:
@@ -171,14 +180,17 @@ class Tally:
                 self.features.setdefault(key, (base, Cell()))[1].add(failed, mark, distance)
 
     def associations(self) -> list[Association]:
-        """The features, the surest first; of a feature or its absence that which failed rollouts show more
-        often, but a value of a task always as it is."""
+        """Test all features, and return them with the lowest p first.
+
+        Each is given as the feature or as its absence, whichever failed rollouts show more often. The value of a task
+        is never given as its absence.
+        """
         groups: dict[tuple[int, frozenset[int]], list[Key]] = {}
         for key, (base, cell) in self.features.items():
             whole = self.bases[base].mark
             groups.setdefault((whole, frozenset({cell.mark, (whole - cell.mark) % (1 << 64)})), []).append(key)
         rows = [self._association(sorted(keys, key=self._rank)) for keys in groups.values()]
-        # As many as could be found at the level of so many: Tarone's bound.
+        # Tarone's bound: the smallest k such that at most k features can reach a p of LEVEL / k.
         bounds = sorted(row.least for row in rows)
         count = next((k for k in range(1, len(rows) + 1) if bisect_right(bounds, LEVEL / k) <= k), 0)
         rows = [row if row.least * count <= LEVEL else row._replace(p=float("nan")) for row in rows]
@@ -187,7 +199,7 @@ class Tally:
         return sorted(rows, key=lambda row: (row.p if row.p == row.p else 1.0, -row.excess, *self._rank(row.key)))
 
     def _rank(self, key: Key) -> tuple[int, float, Key]:
-        """Sort key of several names of the same rollouts: the kind, and calls that stand close together."""
+        """Return a sort key for names of the same rollouts: the kind, then the mean distance of the two calls."""
         cell = self.features[key][1]
         return [*PHRASES].index(key[0]), cell.distance / max(1, cell.failed + cell.passed), key
 

@@ -1,7 +1,7 @@
 """Tool calls of a rollout or of its reference, by the assistant or by a user with tools, and features of their order.
 
-The order of calls may correlate with failure. Texts of several words are not compared: two wordings of one thing are
-no difference.
+The order of calls may correlate with failure. Texts of several words are not compared, because two wordings can mean
+the same.
 """
 
 from collections import Counter
@@ -39,15 +39,15 @@ class Call:
         arguments: by name.
         by: "assistant" or "user".
         message: index of its message.
-        place: index among the calls of its list.
+        place: its index in its list of calls.
         kind: what the tool does.
-        failed: its result reports an error; without a result, it does not fit the tool's schema.
-        changed: the world differs after it, as far as known.
-        result: what it returned, None where unknown.
+        failed: whether its result reports an error or, without a result, whether it does not fit the tool's schema.
+        changed: whether it changed the world, as far as known.
+        result: its result; None if unknown.
         record: the arguments that name records, by the common names of `Toolbox.keys`.
         content: the other arguments.
-        compared: of a reference call, the arguments that count; None: all.
-        novel: arguments whose value stands in no earlier message, where that was asked for.
+        compared: for a reference call, the names of the arguments that are compared; None: all.
+        unsourced: names of the arguments whose value is in no earlier message. Only `sourced_calls` sets it.
     """
 
     tool: str
@@ -62,7 +62,7 @@ class Call:
     record: JsonObject = field(default_factory=dict[str, object])
     content: JsonObject = field(default_factory=dict[str, object])
     compared: tuple[str, ...] | None = None
-    novel: tuple[str, ...] = ()
+    unsourced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.tool}({', '.join(text_of(value) for value in self.arguments.values())})"
@@ -70,12 +70,12 @@ class Call:
 
     @property
     def step(self) -> str:
-        """The tool, marked where it is a user's."""
+        """The name of the tool, with a mark if the user calls it."""
         return self.tool + OF_USER * (self.by == "user")
 
     @property
     def values(self) -> dict[str, str]:
-        """Values by argument, a digest in place of a long text."""
+        """The arguments as text, by name. A digest replaces a long text."""
         return {k: text_of(v) if is_value(v) else f"~{digest(v)}" for k, v in self.arguments.items()}
 
     @property
@@ -84,17 +84,17 @@ class Call:
         return [name for name in self.arguments if self.compared is None or name in self.compared]
 
     def equals(self, goal: "Call") -> bool:
-        """Tell whether the same side gives the same tool the same values."""
+        """Return whether both calls are by the same side, of the same tool, and with equal compared arguments."""
         return (self.by, self.tool) == (goal.by, goal.tool) and not self.differing(goal)
 
     def differing(self, goal: "Call") -> list[str]:
-        """Names of the goal's compared arguments that have another value here; this call may have more arguments."""
+        """Return the names of the goal's compared arguments that have another value here. More arguments may exist."""
         names = goal.names
         wrong = [name for name in names if not same(goal.arguments[name], self.arguments.get(name))]
         lists = [name for name in names if isinstance(goal.arguments[name], list) and are_plain(goal.arguments[name])]
         lengths = {len(call.arguments[name]) for name in lists if name not in wrong for call in (goal, self)}
         if len(lists) > 1 and not {*lists} & {*wrong} and len(lengths) == 1:
-            # Lists of equal length go together item by item.
+            # Lists of equal length belong together item by item, so compare them as rows.
             rows = [
                 Counter(zip(*(map(number_of, call.arguments[name]) for name in lists), strict=True))
                 for call in (goal, self)
@@ -115,7 +115,7 @@ def make_call(
     result: object = None,
     compared: tuple[str, ...] | None = None,
 ) -> Call:
-    """A call as the toolbox knows its tool and arguments; `failed` is None if the result is unknown."""
+    """Make a call; the toolbox gives its kind and its keys. `failed` is None if the result is unknown."""
     kind = toolbox.kind(tool)
     return Call(
         tool,
@@ -134,7 +134,7 @@ def make_call(
 
 
 def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[str] = BY_BOTH) -> list[Call]:
-    """The calls of these roles. The k-th message after a call's message answers its k-th call, if it is a tool's."""
+    """Return the calls of these roles. The k-th tool message after a message answers its k-th call."""
     calls: list[Call] = []
     for index, message in enumerate(messages):
         entries = calls_of(message) if message["role"] in roles else []
@@ -142,7 +142,7 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
             answer = messages[index + number + 1] if index + number + 1 < len(messages) else {"role": ""}
             is_answered = answer["role"] == "tool"
             result = result_of(answer) if is_answered else None
-            # Schemas may be inferred from a few calls: where the tool itself has answered, its word counts.
+            # Trust the tool's answer more than the schema, which may be inferred from a few calls.
             failed = is_error(answer, result) if is_answered else not toolbox.accepts(tool, arguments)
             names = message["tool_calls"][number].get("compare")
             compared = None if names is None else tuple(names)
@@ -164,7 +164,7 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
 
 
 def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """The calls of a rollout's reference, and then those that its user was to make."""
+    """Return the calls of a rollout's reference, followed by those that its simulated user was supposed to make."""
     goals = [replace(goal, failed=False, changed=goal.kind in CHANGES) for goal in calls_in(rollout.reference, toolbox)]
     for step in rollout.task.facts.user_calls:
         goals.append(make_call(toolbox, step.name, step.arguments, "user", len(goals)))
@@ -172,27 +172,26 @@ def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 
 def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """All calls in order, without results, each with the arguments whose values stand in no earlier message."""
+    """Return all calls in order, without results, with `unsourced` set."""
     calls, texts = list[Call](), [text_of(message.get("content") or "") for message in rollout.messages]
     for call in calls_in(rollout.messages, toolbox):
-        before, novel = texts[: call.message], list[str]()
+        before, unsourced = texts[: call.message], list[str]()
         for name, value in call.arguments.items():
             parts = [part for part in leaves(value) if squeezed(part).strip()] if is_value(value) else []
-            # Each message is searched by itself: joining them all for every call takes quadratic time.
+            # Search each message by itself: joining all of them for every call takes quadratic time.
             if not all(any(says(text, part) for text in before) for part in parts):
-                novel.append(name)
-        calls.append(replace(call, result=None, novel=tuple(novel)))
+                unsourced.append(name)
+        calls.append(replace(call, result=None, unsourced=tuple(unsourced)))
     return calls
 
 
 def handover_in(calls: Iterable[Call]) -> Call | None:
-    """The first transfer to a human."""
+    """Return the first transfer to a human; None if there is none."""
     return next((call for call in calls if call.kind == "handover"), None)
 
 
 def order_traits(calls: list[Call]) -> Traits:
-    """Collect the traits of calls: which come before and after which, take values from nowhere, are repeated or
-    refused."""
+    """Collect features of calls: their order, repetitions, refusals, and values that are in no earlier message."""
     traits = Traits()
     first = {call.step: place for place, call in reversed([*enumerate(calls)])}
     last = {call.step: place for place, call in enumerate(calls)}
@@ -217,10 +216,10 @@ def order_traits(calls: list[Call]) -> Traits:
                 traits.hold(("after", x, y), ("call", x), first[x] - first[y])
             if last[y] > last[x]:
                 traits.hold(("followed", x, y), ("call", x), last[y] - last[x])
-    novel = {(call.step, name) for call in calls for name in call.novel}
+    unsourced = {(call.step, name) for call in calls for name in call.unsourced}
     for (x, name), steps in always.items():
         traits.bases.add(("argument", x, name))
-        if (x, name) not in novel:
+        if (x, name) not in unsourced:
             traits.hold(("sourced", x, name), ("argument", x, name))
         for y in steps - {x}:
             traits.hold(("same", x, y, name), ("argument", x, name), first[x] - first[y])
@@ -228,9 +227,12 @@ def order_traits(calls: list[Call]) -> Traits:
 
 
 def place_of(key: tuple[str, ...], calls: list[Call]) -> Call:
-    """The call at which a rollout shows an order feature, or lacks it: that which is refused last, or has a value from
-    nowhere, or the first; the last of all where there is none."""
+    """Return the call that shows an order feature or its absence.
+
+    For `repaired` it is the last refused call of the tool, for `sourced` the first call with an unsourced value.
+    Otherwise it is the first call of the tool, or the last call of the rollout if the tool was not called.
+    """
     peers = [call for call in calls if call.step == key[1]]
     failures = [call for call in reversed(peers) if call.failed and key[0] == "repaired"]
-    novel = [call for call in peers if key[0] == "sourced" and key[2] in call.novel]
-    return [*failures, *novel, *peers, *calls[-1:]][0]
+    unsourced = [call for call in peers if key[0] == "sourced" and key[2] in call.unsourced]
+    return [*failures, *unsourced, *peers, *calls[-1:]][0]

@@ -1,11 +1,11 @@
-"""Clauses: sentences of a policy that records can check. Writes of agents and of references are held against them.
+"""Clauses: sentences of a policy that can be checked by records. Writes of agents and of references must obey them.
 
-Clauses are data (docs/clauses.md has the format): those of benchmarks lie beside their workers, those of a user in a
-file. A clause is in force if the log's own policy holds its sentence. In any policy, sentences that require a value of
-a record count too ("an order can only be cancelled if its status is 'pending'").
+Clauses are data (docs/clauses.md has the format). captrain has files of clauses for its benchmarks, and a user can give
+another file. A clause is in force if the log's own policy contains its sentence. captrain also reads one form of
+sentence in every policy: "an order can only be cancelled if its status is 'pending'".
 
-Records are those shown before anything was written, over all rollouts of an environment: every task of a benchmark
-starts from the same records. A clause forbids nothing where the log does not show the records it needs.
+Records are collected from all rollouts of an environment, before the first write of each: every task of a benchmark
+starts from the same records. A clause forbids nothing if the logs do not show the records that it needs.
 """
 
 import re
@@ -46,19 +46,19 @@ REQUIREMENT = re.compile(
 )
 """A sentence that requires a value of a record: noun of the record, participle of the operation, field, value."""
 SCOPE = ("arguments", "record", "now", "policy", "earlier", "touched")
-"""Names of what is known of a write."""
+"""Names that an expression can use for facts about a write."""
 OF_WRITE = ("by_now", "findall", "look", "said")
-"""Functions of expressions beside those that every expression has (`Clause.objection` makes them)."""
+"""Functions that only expressions of clauses have (`Clause.objection` defines them)."""
 IDENTIFIERS = ("_id", "_number", "id", "number")
 LARGEST = 1 << 16
-"""Most bytes of a clauses file: patterns take milliseconds each to compile."""
+"""Most bytes of a clauses file, because each pattern takes milliseconds to compile."""
 FILE_SECONDS, CHECK_SECONDS = 1.0, 0.002
-"""Most seconds of all checks of a file, and what each check adds to them."""
+"""Time limit in seconds for all checks of a file, and the seconds that each check adds to the limit."""
 CLAUSES_PAGE = "docs/clauses.md has the format of clauses"
 
 
 class RecordBook:
-    """Records that read tools returned, by the names and values of their identifiers."""
+    """Records that read tools returned, indexed by the name and value of each identifier."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], list[JsonObject]] = {}
@@ -68,7 +68,7 @@ class RecordBook:
         """Keep the records that a rollout read before its first write."""
         for act in takewhile(lambda act: act.kind not in CHANGES or act.failed, acts):
             if act.kind == "read" and not act.failed:
-                # A record that does not hold its own key is known by the one it was asked for by.
+                # Some records lack their own key: add the arguments of the call.
                 result = {**act.arguments, **act.result} if isinstance(act.result, dict) else act.result
                 for record in objects(result):
                     self._keep(record)
@@ -84,12 +84,12 @@ class RecordBook:
                 people.append(record)
 
     def record(self, name: str, value: object, *fields: str) -> JsonObject | None:
-        """The record with this identifier and these fields, as it was before any write; None if none was shown."""
+        """Return the record with this identifier and these fields, as it was before any write; None if unknown."""
         entries = self._records.get((name, str(value)), [])
         return next((entry for entry in entries if all(field in entry for field in fields)), None)
 
     def people(self, person: Mapping[str, object]) -> list[JsonObject]:
-        """The records of people with the same name."""
+        """Return the records of people with the same name."""
         return self._people.get(_person(person), [])
 
 
@@ -98,7 +98,7 @@ def _person(record: Mapping[str, object]) -> tuple[str, str]:
 
 
 def objects(value: object) -> Iterator[JsonObject]:
-    """Every JSON object inside a value, the outermost first."""
+    """Yield every JSON object inside a value, the outermost first."""
     parts: Sequence[object] = []
     if isinstance(value, dict):
         yield value
@@ -136,14 +136,14 @@ class Clause(Record):
         context: "DiagnosisContext",
         patterns: Mapping[str, Pattern],
     ) -> str | None:
-        """Say what is wrong with a write; None where nothing is or no record shows it.
+        """Return why the clause forbids a write; None if it does not, or if no record shows it.
 
         Args:
             act: the write.
             earlier: the writes before it.
             wishes: all that the user said or was told to say, as `plain` returns it.
             context: policy and records.
-            patterns: by the names that expressions use.
+            patterns: patterns by the names that expressions use.
 
         Raises:
             ExpressionError: an expression fails, or exceeds a limit.
@@ -184,7 +184,7 @@ class Clause(Record):
         """Check that expressions and reason use only names that exist.
 
         Raises:
-            ValueError: they do not.
+            ValueError: a name does not exist.
         """
         expressions = [*self.names.values(), *([self.forbidden] if self.forbidden else [])]
         used = {name for expression in expressions for name in expression.names}
@@ -220,10 +220,10 @@ class Clauses(Record):
         return self
 
     def charge(self, seconds: float) -> None:
-        """Count the time of a check.
+        """Add the time of a check to the total.
 
         Raises:
-            ExpressionError: the checks of this file take too long.
+            ExpressionError: the checks of this file exceed their time limit.
         """
         self._seconds, self._checks = self._seconds + seconds, self._checks + 1
         if self._seconds > FILE_SECONDS + CHECK_SECONDS * self._checks:
@@ -232,7 +232,7 @@ class Clauses(Record):
 
 @dataclass(frozen=True)
 class Violation:
-    """A write that a clause forbids: the clause, its sentence in the policy, and why."""
+    """A write that a clause forbids, with the clause, its sentence in the policy, and the reason."""
 
     act: Call
     clause: Clause
@@ -245,7 +245,7 @@ class Violation:
 
 @cache
 def shipped_clauses() -> tuple[Clauses, ...]:
-    """The clauses of captrain's own benchmarks."""
+    """Read the clauses that captrain has for its benchmarks."""
     folder = files("captrain").joinpath("benchmarks/workers")
     paths = sorted((path for path in folder.iterdir() if path.name.endswith("_clauses.yaml")), key=str)
     return tuple(parse_yaml(path.read_text(encoding="utf-8"), Clauses, path.name, CLAUSES_PAGE) for path in paths)
@@ -255,13 +255,13 @@ def read_clauses(path: Path) -> Clauses:
     """Read a user's clauses.
 
     Raises:
-        UserError: the file does not hold clauses.
+        UserError: the file is not a valid file of clauses.
     """
     return parse_yaml(read_text(path, CLAUSES_PAGE, LARGEST), Clauses, str(path), CLAUSES_PAGE, LARGEST)
 
 
 def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
-    """A clause for each sentence of the policy that requires a value of a record, whatever the domain."""
+    """Yield a clause for each sentence of the policy that has the form of `REQUIREMENT`."""
     for match in REQUIREMENT.finditer(policy):
         noun, participle, field, value = match.groups()
         stem = re.sub(r"(l?led|d|ed)$", "", participle.lower())
@@ -279,36 +279,36 @@ def _stated(policy: str, toolbox: Toolbox) -> Iterator[Clause]:
 
 @dataclass(frozen=True)
 class DiagnosisContext:
-    """What the rollouts of an environment have in common.
+    """Facts that the rollouts of an environment share.
 
-    toolbox: the tools. policy: "" where the log has none. book: records shown before anything was written. idle: tools
-    that passed rollouts called and no reference calls, so that they have no effect on the outcome. needless: tools by
-    which passed rollouts transferred to a human without need. additions: clauses beside those of captrain's benchmarks.
-    signals: words that only end the dialogues of a team of agents.
+    toolbox: the tools. policy: its text; "" if the log has none. book: records before the first write. idle_tools:
+    tools that passed rollouts called and no reference calls, so they do not affect the outcome. needless_transfers:
+    transfer tools that passed rollouts called although the reference does not. additions: clauses of the user. signals:
+    words whose only purpose is to end the dialogues of a team of agents.
     """
 
     toolbox: Toolbox
     policy: str
     book: RecordBook
-    idle: set[str]
-    needless: set[str]
+    idle_tools: set[str]
+    needless_transfers: set[str]
     additions: Sequence[Clauses] = ()
     signals: set[str] = field(default_factory=set[str])
 
     @cached_property
     def rules(self) -> str:
-        """The policy in lower case, spaces and dashes as one space."""
+        """The policy in lower case, with runs of spaces and dashes as one space."""
         return plain(self.policy)
 
     @cached_property
     def now(self) -> datetime | None:
-        """The present time according to the policy."""
+        """The current time according to the policy; None if the policy does not state it."""
         match = NOW.search(self.policy)
         return datetime.fromisoformat(" ".join(part for part in match.groups() if part)) if match else None
 
     @cached_property
     def in_force(self) -> list[tuple[Clause, str, Clauses]]:
-        """The clauses whose sentence the policy holds, each with that sentence and all clauses of its file."""
+        """The clauses whose sentence is in the policy, each with that sentence and all clauses of its file."""
         stated = Clauses.model_construct(clauses=[*_stated(self.policy, self.toolbox)])
         sources = (*shipped_clauses(), *self.additions, stated)
         return [
@@ -322,16 +322,16 @@ class DiagnosisContext:
 def _checked(
     context: DiagnosisContext, acts: Sequence[Call], check: Callable[[Clause, int, Clauses], T | None]
 ) -> Iterator[tuple[Call, Clause, str, T]]:
-    """Check each write against each clause that governs its tool; yield what a check finds.
+    """Check each write against each clause that governs its tool. Yield write, clause, sentence and finding.
 
     Args:
         context: policy and records.
         acts: writes in their order.
-        check: of a clause, on the write at a place; gets the clauses of the same file, too.
+        check: takes a clause, the index of a write, and all clauses of the same file; returns a finding or None.
 
     Raises:
-        ExpressionError: a clause of `context.additions` fails. One of captrain's own then finds nothing: its user
-            cannot mend it.
+        ExpressionError: a clause of `context.additions` fails. If a clause of captrain fails, it finds nothing, because
+            the user cannot repair it.
     """
     for clause, sentence, source in context.in_force:
         is_own = any(source is addition for addition in context.additions)
@@ -351,7 +351,7 @@ def _checked(
 
 
 def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> Iterator[Violation]:
-    """Find the writes that a clause forbids.
+    """Yield the writes that a clause forbids.
 
     Args:
         acts: writes in their order, of a reference or of an agent.
@@ -372,13 +372,13 @@ def violations(acts: Sequence[Call], wishes: str, context: DiagnosisContext) -> 
 def unproven_writes(
     writes: Sequence[Call], calls: Sequence[Call], wishes: str, context: DiagnosisContext
 ) -> Iterator[tuple[Violation, bool]]:
-    """Find the writes before which no result shows what a clause asks for, and whether the user claimed it.
+    """Yield writes that need a proof in an earlier result and have none, and whether the user claimed the fact.
 
     Raises:
         ExpressionError: see `_checked`.
     """
 
-    def is_claimed(clause: Clause, place: int, _: Clauses) -> bool | None:
+    def claim_without_proof(clause: Clause, place: int, _: Clauses) -> bool | None:
         if clause.proof is None:
             return None
         results = (text_of(call.result).lower() for call in calls if call.message < writes[place].message)
@@ -386,5 +386,5 @@ def unproven_writes(
             return None
         return clause.claimed.search(wishes)
 
-    for act, clause, sentence, claimed in _checked(context, writes, is_claimed):
+    for act, clause, sentence, claimed in _checked(context, writes, claim_without_proof):
         yield Violation(act, clause, sentence, clause.reason.text), claimed

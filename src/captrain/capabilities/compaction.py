@@ -1,4 +1,4 @@
-"""Rollouts as a language model reads them: shortened to a budget, one message a line, inside a fence.
+"""Formats rollouts for a language model: shortened to a budget, one message per line, inside a fence.
 
 A long rollout is shortened in the middle of its longest texts, with a mark. All messages stay, so indices are those of
 the record. Calls keep their names and arguments, and part of every result remains. The text of a rollout is data and
@@ -12,7 +12,7 @@ from captrain.contract import calls_of
 from captrain.records import JsonObject, Message, digest
 
 LEAST = 200
-"""No text is cut below so many characters."""
+"""Minimum number of characters that are kept of a text."""
 
 
 def compact(messages: Sequence[Message], budget: int) -> list[Message]:
@@ -56,7 +56,7 @@ def fenced(kind: str, text: str, **attributes: str | int) -> str:
 
 
 def line_of(value: object) -> str:
-    """A JSON value in one line that can be sent (half a surrogate pair cannot; its escape can, and means the same)."""
+    """Encode a JSON value as one line. Half of a surrogate pair is escaped, because it cannot be sent."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
@@ -66,7 +66,7 @@ def _text(message: Message) -> str:
 
 
 def _level(lengths: Sequence[int], room: int) -> int:
-    """The greatest common length at which all texts fit into the room; at least `LEAST`."""
+    """Return the largest length to which all texts can be cut so that they fit into the room; at least `LEAST`."""
     remaining = room
     for position, length in enumerate(sorted(lengths)):
         share = remaining // (len(lengths) - position)

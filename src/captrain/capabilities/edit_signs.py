@@ -24,7 +24,7 @@ from captrain.capabilities.text import (
     text_of,
 )
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
-from captrain.capabilities.view import END, Edit, RolloutView
+from captrain.capabilities.view import PAST_END, Edit, RolloutView
 from captrain.records import leaves
 
 REPEATS = 3
@@ -32,7 +32,7 @@ REPEATS = 3
 SENTENCE_LENGTH = 60
 """Minimum length of a repeated message that counts as a loop. Short messages may repeat."""
 Sign = tuple[int, str] | None
-"""The message where a cause shows, and the evidence."""
+"""The index of the message that shows a cause, and the evidence; None if the sign does not hold."""
 
 
 def goal_of(edit: Edit) -> Call:
@@ -73,7 +73,7 @@ def did_nothing(view: RolloutView, edit: Edit) -> Sign:
 def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
     """The agent transfers to a human before any look-up."""
     reads = [call.message for call in view.lookups if call.by == "assistant"]
-    if view.handover is None or view.handover.message > min(reads, default=END):
+    if view.handover is None or view.handover.message > min(reads, default=PAST_END):
         return None
     return view.closing, f"{view.handover} was called before any look-up, where {edit.goal} was due"
 
@@ -150,7 +150,7 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
 
     `is_alike`: whether the look-up's tool was called with other arguments.
     """
-    message, before, values, goal = view.closing, END, list[object](), edit.goal
+    message, before, values, goal = view.closing, PAST_END, list[object](), edit.goal
     if edit.kind == "say":
         message, values = view.last, [edit.text]
     elif edit.kind == "insert":
@@ -207,7 +207,7 @@ def record_confused(view: RolloutView, edit: Edit) -> Sign:
     is_due = any(wrong in leaves(goal.arguments) for goal in view.goals if goal.kind in EFFECTS)
     if is_due or view.opened(record[1], call.message):
         return call.message, edit.corrections
-    return min(view.opened_instead(record[1]).get(wrong, END), call.message), edit.corrections
+    return min(view.opened_instead(record[1]).get(wrong, PAST_END), call.message), edit.corrections
 
 
 def record_treated_twice(view: RolloutView, edit: Edit) -> Sign:
@@ -310,14 +310,14 @@ def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
     return (view.proposal(call), evidence) if view.is_wished(call) else None
 
 
-def was_proposed(view: RolloutView, edit: Edit) -> Sign:
+def proposed_to_user(view: RolloutView, edit: Edit) -> Sign:
     """The agent proposed the call to the user, but the reference does not make it."""
     call = edit.calls[0]
     proposals = [place for place in view.replies(call.message) if asks_consent(view.text(place))]
     return (proposals[-1], f"{call}, which was put to the user, and no reference makes") if proposals else None
 
 
-def is_extra(view: RolloutView, edit: Edit) -> Sign:
+def not_in_reference(view: RolloutView, edit: Edit) -> Sign:
     """The reference does not make the call."""
     return edit.calls[0].message, f"{edit.calls[0]}, which the reference does not make"
 
@@ -387,7 +387,7 @@ def not_told(view: RolloutView, edit: Edit) -> Sign:
 # What was not done
 
 
-def was_refused(view: RolloutView, edit: Edit) -> Sign:
+def refused_by_agent(view: RolloutView, edit: Edit) -> Sign:
     """The assistant knows the record, and says that the step cannot be done."""
     records = [value for _, value in view.records(goal_of(edit))]
     refusal = view.refusal(records)

@@ -1,4 +1,4 @@
-"""The smallest set of edits after which a failed rollout passes, found by replay in the world of its task.
+"""Finds the smallest set of edits after which a failed rollout passes, by replay in the world of its task.
 
 An edit removes one difference between a rollout and its reference. There are five kinds: insert a call of the
 reference, replace the arguments of a call, drop a call, say a required value, or end the dialogue.
@@ -17,7 +17,7 @@ from captrain.capabilities.calls import Call, make_call
 from captrain.capabilities.clauses import DiagnosisContext
 from captrain.capabilities.text import is_prose, result_of, says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
-from captrain.capabilities.view import END, Edit, Repair, RolloutView
+from captrain.capabilities.view import PAST_END, Edit, Repair, RolloutView
 from captrain.records import Rollout, leaves
 
 SMALL = 2
@@ -43,12 +43,12 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
     owed = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
     # Without a reference nothing is missing and nothing is extra.
     edits = _differences(view, owed, replay) if rollout.reference else []
-    edits = tuple(edit for edit in edits if _counts(edit, view))
+    edits = tuple(edit for edit in edits if _may_cost_reward(edit, view))
     view.repair = Repair(edits, edits)
     return view
 
 
-def _counts(edit: Edit, view: RolloutView) -> bool:
+def _may_cost_reward(edit: Edit, view: RolloutView) -> bool:
     """Return whether a difference may have cost the reward. Used when there is no replay.
 
     An extra call counts only if the benchmark compares all changes. Changed arguments count unless all are prose.
@@ -57,8 +57,9 @@ def _counts(edit: Edit, view: RolloutView) -> bool:
         # A call with mostly values that neither a user nor a tool has named is a note or a step of a harness.
         call = edit.calls[0]
         values = [*leaves(call.arguments)]
-        is_inward = 2 * sum(bool(view.seen(value, END, "user", "tool", "system")) for value in values) < len(values)
-        return view.facts.compares_state and call.tool not in view.context.idle and not is_inward
+        seen = [value for value in values if view.seen(value, PAST_END, "user", "tool", "system")]
+        is_inward = 2 * len(seen) < len(values)
+        return view.facts.compares_state and call.tool not in view.context.idle_tools and not is_inward
     if edit.kind == "replace" and edit.goal is not None:
         return not all(is_prose(edit.goal.arguments[name]) for name in edit.wrong)
     return True
@@ -160,7 +161,7 @@ class _Search:
 
 
 def _goals_of(view: RolloutView, world: World) -> list[Call]:
-    """The reference of a world: the goals that the log has where they are the same calls."""
+    """Return the reference of a world as goals. Goals of the log are kept if they are calls of the same tools."""
     if [(goal.tool, goal.by) for goal in view.goals] == [(step.tool, step.by) for step in world.reference]:
         steps = zip(view.goals, world.reference, strict=True)
         return [replace(goal, arguments={**step.arguments}) for goal, step in steps]
@@ -172,7 +173,7 @@ def _goals_of(view: RolloutView, world: World) -> list[Call]:
 
 
 def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, reads: bool = False) -> list[Edit]:
-    """The edits that turn a rollout into its reference in what is changed, said, and (`reads`) looked up."""
+    """Return the edits that turn a rollout into its reference: changes, words and, with `reads`, look-ups."""
     calls, goals = view.calls, view.goals
     targets = [goal for goal in goals if goal.kind in EFFECTS or (reads and goal.kind != "think")]
     refusals = [
@@ -195,7 +196,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
     edits += [Edit("drop", calls=tuple(peers)) for peers in repeats.values()]
     speech = "\n".join(replay.texts).lower().replace(",", "")
     for word in owed:
-        # Short words are part of many others.
+        # A short word occurs inside many others, so it must be a whole word.
         text = word.lower().replace(",", "")
         if not (text in speech if len(text) > 2 else says(speech, text)):
             edits.append(Edit("say", text=word))
@@ -203,7 +204,7 @@ def _differences(view: RolloutView, owed: Iterable[str], replay: Replay, *, read
 
 
 def _matched(goals: Sequence[Call], calls: Sequence[Call]) -> dict[int, Call]:
-    """The calls that stand for goals, by the goals' numbers: the most alike first."""
+    """Return goal index -> the call that matches it. The most similar pairs are matched first."""
     ranked = []
     for number, goal in enumerate(goals):
         for order, call in enumerate(calls):

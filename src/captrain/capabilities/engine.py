@@ -1,7 +1,7 @@
-"""The explanation of a rollout: its verdicts, the primary one first, or nothing where log and replay prove nothing.
+"""Explains a rollout: its verdicts, the primary one first. There are none if log and replay prove nothing.
 
-A benchmark's solutions are written by people, and some are wrong. With a suspect reference only verdicts that hold
-whatever it says count against the agent. How the dialogue ended is a field of its own.
+A benchmark's solutions are written by people, and some are wrong. If the reference is suspect, only verdicts that do
+not rely on it count against the agent. The ending of the dialogue is reported separately.
 """
 
 from dataclasses import dataclass, replace
@@ -13,18 +13,18 @@ from captrain.capabilities.rules import INFRASTRUCTURE, LOG_RULES, RULES, SIMULA
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
-from captrain.capabilities.view import END, Edit, RolloutView
+from captrain.capabilities.view import PAST_END, Edit, RolloutView
 
 LAPSES = ("over_escalation", "missing_lookup", "incomplete_search", "loop")
-"""Causes that an agent may show because it refuses what a wrong reference asks for."""
+"""Causes that an agent may show because it rightly refuses an action of a wrong reference."""
 UNREFERENCED = ("loop", "undue_compliance")
-"""Causes that are told without looking at the reference."""
+"""Causes that are found without the reference."""
 SEQUELS = ("extra_write", "partial_refusal", "fabricated_fact", "missing_escalation")
-"""Causes that mostly follow from an earlier root: told only where they come first."""
+"""Causes that mostly follow from an earlier root of the agent, and are then dropped."""
 FURTHER = ("missing_lookup", "incomplete_search", "missing_write")
 """Causes that are ignored if an earlier step is missing."""
 ENDS = ("missing_write", "over_escalation")
-"""Causes where nothing before the step failed."""
+"""Causes of the first skipped step which show that nothing before it failed."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Explanation:
 
     Attributes:
         causes: the primary one first.
-        observations: what may be a cause, and is not sure.
-        suspicions: against its reference.
+        observations: possible causes that are not sure.
+        suspicions: reasons why its reference may be wrong.
         steps: the edits that would repair it, each with its cause.
         ended_by: how the dialogue ended.
     """
@@ -47,12 +47,14 @@ class Explanation:
 
 
 def explain(view: RolloutView) -> Explanation:
-    """Find why a rollout failed, or what lapses one that passed has."""
+    """Find why a rollout failed, or which lapses a passed rollout has."""
     against = [*dict.fromkeys(suspicions(view))]
     if view.repair.is_unsound:
         against.append("the reference, replayed, fails its own check")
     steps = tuple((edit, verdict_on(view, edit)) for edit in view.repair.edits)
-    whole = [verdict for rule in LOG_RULES if (verdict := rule.applies(view, None)) and _counts(verdict, view)]
+    whole = [
+        verdict for rule in LOG_RULES if (verdict := rule.applies(view, None)) and _counts_beside_repair(verdict, view)
+    ]
     verdicts = [verdict for _, verdict in steps] + whole
     verdicts = [v for v in verdicts if v.is_inherent or not against]
     verdicts = _without_effects(verdicts, steps, view)
@@ -70,8 +72,12 @@ def explain(view: RolloutView) -> Explanation:
     return Explanation(tuple(ordered), tuple(unsure), tuple(against), steps, ended_by(view))
 
 
-def _counts(verdict: Verdict, view: RolloutView) -> bool:
-    """A cause that a proven repair does not touch cost nothing, and a replay that meets all milestones has met them."""
+def _counts_beside_repair(verdict: Verdict, view: RolloutView) -> bool:
+    """Return whether a verdict on the whole rollout counts beside the repair.
+
+    Without a proven repair it counts. With one, a verdict that relies on the reference does not count, and a forbidden
+    write or value counts only if the repair changes a call of its tool.
+    """
     repair = view.repair
     is_proven = repair.proven and not repair.passes and not repair.is_unsound
     touched = {call.tool for edit in repair.edits for call in edit.calls}
@@ -83,7 +89,7 @@ def _counts(verdict: Verdict, view: RolloutView) -> bool:
 def _without_effects(
     verdicts: list[Verdict], steps: tuple[tuple[Edit, Verdict], ...], view: RolloutView
 ) -> list[Verdict]:
-    """Leave out verdicts that only follow from a loop, from a foreign log or from a simulated user that failed."""
+    """Drop verdicts that only follow from a loop, from a log of another task or from a failed simulated user."""
     if any(verdict.cause == "loop" for verdict in verdicts):
         looped = {peers[0].tool for peers in view.equal_calls if len(peers) >= REPEATS}
         verdicts = [v for v in verdicts if v.cause != "extra_write" or not {*v.tools} <= looped]
@@ -96,13 +102,13 @@ def _without_effects(
 
 
 def _ordered(verdicts: list[Verdict]) -> list[Verdict]:
-    """The first verdict of each cause: roots first, then the earliest."""
+    """Return the first verdict of each cause, roots first, then by message."""
     earliest: dict[str, Verdict] = {}
     for verdict in sorted(verdicts, key=lambda verdict: (verdict.stage, verdict.message, verdict.rank)):
         earliest.setdefault(verdict.cause, verdict)
     ordered = [*earliest.values()]
     if ordered and ordered[0].of_agent and ordered[0].stage == 0:
-        # A user who gives up on an agent that has gone wrong says nothing more.
+        # A user who leaves after the agent's mistake, and causes that mostly follow from a root, tell nothing more.
         ordered = ordered[:1] + [verdict for verdict in ordered[1:] if verdict.cause not in (SIMULATOR, *SEQUELS)]
     return ordered
 
@@ -115,8 +121,8 @@ def verdict_on(view: RolloutView, edit: Edit) -> Verdict:
     calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
     verdict = replace(verdict, tools=tuple(dict.fromkeys(call.tool for call in calls)))
     if edit.kind == "insert" and edit.goal is not None and verdict.cause in ("missing_write", "partial_refusal"):
-        # A step that no clause forbids is due, even if another step of the reference is not; but a wrong reference says
-        # wrong things of people.
+        # If no clause forbids this step, it is required even if the reference is wrong elsewhere. Steps with personal
+        # data are excepted, because wrong references often have wrong personal data.
         forbidden = [breach.act for breach in violations([pair.goal for pair in view.pairs], view.wishes, view.context)]
         is_of_people = any("first_name" in person for person in objects(edit.goal.arguments))
         is_forbidden = any(edit.goal.equals(act) for act in forbidden)
@@ -129,8 +135,13 @@ def _first(view: RolloutView, edit: Edit) -> Verdict:
 
 
 def _root_of(view: RolloutView, edit: Edit) -> Edit:
-    """The edit that names the cause: of a call made too early the step left out before it, of a swap the dropped call,
-    of words about another choice that choice."""
+    """Return the edit that names the cause of an edit. It is:
+
+    - for a call that was made too early, the step that is missing before it,
+    - for an operation that replaced another one, the dropped call,
+    - for untold values of another choice, the edit of that choice,
+    - otherwise the edit itself.
+    """
     edits = view.repair.edits
     if (lead := _lead_of(view, edit)) is not None:
         return lead
@@ -138,8 +149,8 @@ def _root_of(view: RolloutView, edit: Edit) -> Edit:
         twins = [peer for peer in edits if peer.kind == "drop" and is_twin(view, edit.goal, peer.calls[0])]
         return next(iter(twins), edit)
     if edit.kind == "say":
-        shown = {*view.seen(edit.text, END, "tool")}
-        owed = [peer.text for peer in edits if peer.kind == "say" and shown & {*view.seen(peer.text, END, "tool")}]
+        shown = {*view.seen(edit.text, PAST_END, "tool")}
+        owed = [peer.text for peer in edits if peer.kind == "say" and shown & {*view.seen(peer.text, PAST_END, "tool")}]
         for step in [step for step in edits if step.kind == "replace" and step.goal]:
             due, actual = (text_of(call.arguments) for call in (step.goal, step.calls[0]) if call)
             if any(says(due, text) and not says(actual, text) for text in (edit.text, *owed)):
@@ -148,7 +159,7 @@ def _root_of(view: RolloutView, edit: Edit) -> Edit:
 
 
 def _lead_of(view: RolloutView, edit: Edit) -> Edit | None:
-    """The step left out before a call that was made in vain or too early, and is to be made again after that step."""
+    """Return the missing step before a call that was made too early and must be repeated after it; None otherwise."""
     call = edit.calls[0] if edit.kind == "drop" else edit.goal
     if edit.kind not in ("drop", "insert") or call is None or not any(map(call.equals, view.calls)):
         return None
@@ -159,7 +170,10 @@ def _lead_of(view: RolloutView, edit: Edit) -> Edit | None:
 
 
 def _sequel_of(view: RolloutView, edit: Edit) -> Edit | None:
-    """The first of the trailing steps that were skipped together, where that one had all that it needed."""
+    """Return the first of the trailing steps that were skipped together, if the edit is a later one of them.
+
+    None if the agent opened other records, or if something before the first step failed.
+    """
     steps = {goal.place: step for step in view.repair.edits if step.kind == "insert" and (goal := step.goal)}
     absent = {goal.place for goal in view.due_lookups} | {*steps}
     tail: list[Edit] = []
@@ -175,10 +189,10 @@ def _sequel_of(view: RolloutView, edit: Edit) -> Edit | None:
 
 
 def _is_reference_alone(view: RolloutView, agent_causes: set[str]) -> bool:
-    """A suspect reference explains the failure by itself.
+    """Return whether the suspect reference explains the failure by itself.
 
-    The agent made no write but those of the reference, left out only what the policy forbids, and its own causes are
-    such as only the reference can tell.
+    It does if the agent made only writes of the reference, left out only writes that the policy forbids, and shows no
+    other causes than `LAPSES`.
     """
     goals = [act for act in view.expected if act.kind in CHANGES]
     forbidden = [violation.act for violation in violations(goals, view.wishes, view.context)]
@@ -190,7 +204,7 @@ def _is_reference_alone(view: RolloutView, agent_causes: set[str]) -> bool:
 
 
 def ended_by(view: RolloutView) -> str:
-    """Say how the dialogue ended."""
+    """Return how the dialogue ended: simulator, loop, cut off, hand-over, refusal or stop."""
     if view.left is not None or slip_of(view.rollout) is not None:
         return "simulator"
     for edit in view.repair.differences:

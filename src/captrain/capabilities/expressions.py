@@ -20,13 +20,13 @@ import regex
 from pydantic_core import core_schema
 
 LONGEST, DEEPEST = 2000, 40
-"""Most characters of an expression or pattern, and most levels of its syntax tree."""
+"""Maximum number of characters of an expression or pattern, and of levels of its syntax tree."""
 SHOWN = 100
-"""Characters of an expression that a message shows."""
+"""Maximum number of characters of an expression that a message shows."""
 STEPS, SIZE, SECONDS = 10_000, 100_000, 0.25
 """Limits of one evaluation: nodes visited, characters and items of a value, and time."""
 PARTS = 100_000
-"""Most parts of the patterns of a file: a part costs up to 4 us and 400 bytes to compile."""
+"""Maximum number of parts of the patterns of a file. A part costs up to 4 us and 400 bytes to compile."""
 COUNT = regex.compile(r"\{\s*(\d*)\s*(?:,\s*\d*\s*)?\}")
 RECURSION = regex.compile(r"\(\?(?:R|&|P>|[+-]?\d)")
 FIELD = regex.compile(r"\{(\w+)((?:\[\w+\])*)\}")
@@ -66,15 +66,15 @@ GRAMMAR = (
 
 
 class ExpressionError(Exception):
-    """An expression, template or pattern is wrong or costs too much; says which, and why."""
+    """An expression, template or pattern is wrong or costs too much. The message says which, and why."""
 
 
 class MissingValue(Exception):
-    """The log shows no value for what an expression looks up."""
+    """An expression looks up a value that the log does not show."""
 
 
 class Parsed(ABC):
-    """What pydantic reads from text by `parse`."""
+    """Base of types that pydantic reads from text with `parse`."""
 
     @classmethod
     @abstractmethod
@@ -199,11 +199,11 @@ class Template(Parsed):
         return [(match.group(1), regex.findall(r"\w+", match.group(2))) for match in FIELD.finditer(self.text)]
 
     def fill(self, scope: Mapping[str, object]) -> str:
-        """Put values in place of the fields.
+        """Return the text with values in place of the fields.
 
         Raises:
             MissingValue: a field looks up what the log does not show.
-            ExpressionError: a value is no data, has no such items, or is too long.
+            ExpressionError: a value is not JSON-like data, has no such items, or is too long.
         """
         try:
             texts = [written(_indexed(scope[name], indices)) for name, indices in self.fields]
@@ -225,7 +225,7 @@ def look_up(container: object, key: object) -> object:
     """Look up a key of an object, or an index or slice of a list or text.
 
     Raises:
-        MissingValue: it is not there.
+        MissingValue: the key is missing.
         ExpressionError: the container has no such keys.
     """
     if container is None:
@@ -240,10 +240,10 @@ def look_up(container: object, key: object) -> object:
 
 
 def written(value: object) -> str:
-    """A value as text.
+    """Return a value as text.
 
     Raises:
-        ExpressionError: it is no data, or too long.
+        ExpressionError: it is not JSON-like data, or is too long.
     """
     size_of(value)
     return str(value)
@@ -253,7 +253,7 @@ def size_of(value: object) -> int:
     """Count the characters and items of a value.
 
     Raises:
-        ExpressionError: there are more than `SIZE`, or part of it is no data.
+        ExpressionError: there are more than `SIZE`, or a part of it is not JSON-like data.
     """
     size, pending = 0, [value]
     while pending:
@@ -273,7 +273,7 @@ def size_of(value: object) -> int:
 
 
 def parts_of(pattern: str) -> int:
-    """Bound the parts that a pattern has when its required repetitions are written out, as `regex` does.
+    """Return an upper bound on the parts of a pattern after `regex` has written out its required repetitions.
 
     A repetition may repeat all before it if a group can end there, else one part.
     """
@@ -321,7 +321,7 @@ class Pattern(Parsed):
             raise ExpressionError(f"the pattern {self.text!r} takes longer than {SECONDS} s") from None
 
     def search(self, text: str, seconds: float = SECONDS) -> bool:
-        """Tell whether a text holds a match.
+        """Return whether a text contains a match.
 
         Raises:
             ExpressionError: no time is left for it.
@@ -329,7 +329,7 @@ class Pattern(Parsed):
         return next(self.matches(text, seconds), None) is not None
 
     def find_all(self, text: str, seconds: float = SECONDS) -> list[object]:
-        """The matches in a text, as `re.findall` returns them: whole, or their groups.
+        """Return the matches in a text as `re.findall` does: whole, or their groups.
 
         Raises:
             ExpressionError: no time is left for it.
@@ -393,7 +393,7 @@ class Evaluation:
     """Evaluates expressions within the limits of one evaluation.
 
     Args:
-        functions: that expressions may call beside `FUNCTIONS`, by name.
+        functions: functions that expressions may call in addition to `FUNCTIONS`, by name.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:
@@ -455,7 +455,7 @@ class Evaluation:
             case ast.List(elts=nodes) | ast.Tuple(elts=nodes):
                 value = self._items(nodes, scope)
             case ast.Set(elts=nodes):
-                value = dict.fromkeys(self._items(nodes, scope))  # a set whose order is the same twice
+                value = dict.fromkeys(self._items(nodes, scope))  # a set with a fixed order
             case ast.Dict(keys=keys, values=values):
                 value = {self._value(k, scope): self._value(v, scope) for k, v in zip(keys, values, strict=True)}
             case ast.ListComp(elt=item, generators=loops) | ast.GeneratorExp(elt=item, generators=loops):
@@ -486,7 +486,7 @@ class Evaluation:
         return True
 
     def _arithmetic(self, sign: ast.operator, left: object, right: object) -> object:
-        """Add, or calculate with numbers and times: repeated and formatted text has no bounds."""
+        """Add, or calculate with numbers and times. Repeating or formatting text is refused: its size has no bound."""
         if not isinstance(sign, ast.Add) and isinstance(left, str | list) | isinstance(right, str | list):
             raise ExpressionError("texts and lists can only be added")
         return ARITHMETIC[type(sign)](left, right)
@@ -509,7 +509,7 @@ class Evaluation:
     def _scopes(
         self, loops: Sequence[ast.comprehension], scope: Mapping[str, object]
     ) -> Iterator[Mapping[str, object]]:
-        """The scopes in which the item of a comprehension is computed."""
+        """Yield the scopes in which the item of a comprehension is computed."""
         if not loops:
             yield scope
             return
@@ -520,7 +520,7 @@ class Evaluation:
 
 
 def _bound(target: ast.expr, value: object) -> dict[str, object]:
-    """The names that a loop over a value sets."""
+    """Return the names that a loop over a value sets, with their values."""
     if isinstance(target, ast.Name):
         return {target.id: value}
     if not isinstance(target, ast.Tuple | ast.List) or not isinstance(value, list | tuple | str):

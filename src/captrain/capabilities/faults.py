@@ -1,8 +1,8 @@
-"""Rollouts that say nothing about the agent, because the simulated user or the infrastructure failed.
+"""Finds rollouts that say nothing about the agent, because the simulated user or the infrastructure failed.
 
-A simulated user is a model, too, and its errors cost the agent tasks. Only what the log itself proves counts. A wrong
-detail, or an offer that the user's instructions forbid, cannot be told from the log and counts against the agent. The
-contrast leaves these rollouts out and lists them.
+A simulated user is a model, and its errors make the agent fail tasks. Only errors that the log proves count here. A
+wrong detail cannot be recognized in the log, so it counts against the agent. The comparison of failed with passed
+rollouts leaves these rollouts out, and the report lists them.
 """
 
 from captrain.capabilities.text import AS_AGENT, DECLINES, asks_consent, is_reply, says, split_mark, text_of
@@ -12,11 +12,11 @@ from captrain.records import Rollout
 
 OUT_OF_SCOPE = "OUT-OF-SCOPE"
 ECHO = 40
-"""Shorter messages may be equal by chance."""
+"""Minimum length of a user message that repeats the agent's. Shorter messages may be equal by chance."""
 
 
 def fault_of(rollout: Rollout) -> str | None:
-    """Return the evidence that the infrastructure or the simulated user failed, with the message; None without any."""
+    """Return the evidence that the infrastructure or the simulated user failed; None if neither did."""
     if rollout.outcome == "error":
         return f"infrastructure: {rollout.error or 'no reason is recorded'}"
     slip = slip_of(rollout)
@@ -24,9 +24,9 @@ def fault_of(rollout: Rollout) -> str | None:
 
 
 def slip_of(rollout: Rollout) -> tuple[int, str] | None:
-    """Find the first message in which the simulated user failed, and the evidence; None without any.
+    """Return the index of the first message in which the simulated user failed, and the evidence, or None.
 
-    A passed rollout was not spoilt.
+    None for a passed rollout: no error of the user can have mattered.
     """
     if rollout.outcome != "failed":
         return None
@@ -51,7 +51,7 @@ def slip_of(rollout: Rollout) -> tuple[int, str] | None:
 
 
 def _left_open(rollout: Rollout) -> tuple[int, str] | None:
-    """The user left when asked about a write that the reference expects, without declining."""
+    """Find a user that left without an answer when the agent asked for consent to a write of the reference."""
     if len(rollout.messages) < 2:
         return None
     question, farewell = rollout.messages[-2:]
@@ -61,7 +61,8 @@ def _left_open(rollout: Rollout) -> tuple[int, str] | None:
     words = text_of(question.get("content") or "")
     if not (is_reply(question) and asks_consent(words)):
         return None
-    # Without schemas nothing is a key: a write stands for any by the same tool, so few count as missing.
+    # Without schemas no argument is a key. So any write by a tool matches a goal of that tool, and few goals are
+    # missing.
     missing = [pair.goal for pair in bare_view(rollout, Toolbox(())).pairs if pair.write is None]
     goal_asked = next((goal for goal in missing if any(says(words, value) for value in goal.arguments.values())), None)
     index = len(rollout.messages) - 1

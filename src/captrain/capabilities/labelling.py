@@ -1,9 +1,9 @@
 """Labelling runs: every rollout labelled with every candidate, several times.
 
-Each run proposes candidates on its own bootstrap resample of the tasks, so that a candidate which depends on few tasks
-shows as unstable. Or, as in the paper, each run sees all rollouts in its own order: an analyst that samples differs
-from run to run anyway. Proposals are pooled by id before anything is labelled; a run labels its own candidates, as the
-pool defines them. The stage caches labels; thresholds are applied later.
+Each run proposes candidates on its own bootstrap resample of the tasks, so a candidate that depends on few tasks varies
+between runs. Alternatively, as in the paper, each run sees all rollouts in its own order; an analyst that samples still
+varies between runs. Proposals are pooled by id before anything is labelled. A run labels its own candidates with the
+definitions of the pool. The stage stores labels; thresholds are applied later.
 """
 
 from collections import Counter
@@ -34,16 +34,18 @@ def label_runs(
     """Propose and label in `runs` runs.
 
     Args:
-        analyst: who proposes and labels. rollouts: diagnostic rollouts; those spoilt by infrastructure or the simulated
-        user are left out. tools: the tool schemas of the environment. runs: number of runs. seed: of the resamples.
-        resample: whether each run has its own resample of the tasks, with all rollouts of a drawn task; else all
-        rollouts
-            once.
-        worlds: replay references, which shows what tools do whatever their names.
+        analyst: proposes and labels.
+        rollouts: diagnostic rollouts. Those spoilt by infrastructure or the simulated user are left out.
+        tools: the tool schemas of the environment.
+        runs: number of runs.
+        seed: seed of the resamples.
+        resample: whether each run draws its own resample of the tasks, with all rollouts of a drawn task. Otherwise
+            each run has all rollouts once.
+        worlds: worlds in which references are replayed, to learn what tools do even if their names mislead.
 
     Returns:
-        The candidates of all runs, by id, each with up to five failed rollouts that lack it, and with what tools do
-        (`kinds` in its details) where their names mislead; and a row for every run and rollout, with how often the
+        The candidates of all runs, by id. Each has up to five failed rollouts that lack it and, for tools with
+        misleading names, what they do (`kinds` in its details). And a row for each run and rollout, with how often the
         run's resample drew the rollout.
 
     Raises:
@@ -54,7 +56,7 @@ def label_runs(
     scored = _scored(rollouts)
     toolbox = learn_toolbox(scored, tools, worlds)
     tools = [{**tool, "annotations": {"kind": toolbox.kind(tool["function"]["name"])}} for tool in tools]
-    # A run sees tasks, drawn with replacement or each once in its own order, with all of their rollouts.
+    # Draw tasks for each run, with replacement or each once in random order. A task brings all of its rollouts.
     numbers: dict[str, int] = {}
     tasks = np.array([numbers.setdefault(rollout.task.id, len(numbers)) for rollout in scored], np.intp)
     groups: list[list[Rollout]] = [[] for _ in numbers]
@@ -111,7 +113,7 @@ def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 
 def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
-    """The candidates of all runs by id, sorted: text of the first proposal, lists in details merged."""
+    """Merge the candidates of all runs by id, sorted. The first proposal's text counts; lists in details are united."""
     pool: dict[str, Capability] = {}
     for candidate in (candidate for proposal in proposals for candidate in proposal):
         earlier = pool.setdefault(candidate.id, candidate)
@@ -124,7 +126,7 @@ def pooled(proposals: Sequence[Sequence[Capability]]) -> dict[str, Capability]:
 
 
 def _with_examples(pool: Mapping[str, Capability], rows: Sequence[RolloutLabels]) -> list[Capability]:
-    """Each candidate with the failed rollouts that most runs found lacking; ties in the order of the rollouts."""
+    """Add to each candidate the failed rollouts that most runs found lacking it; ties in the order of rollouts."""
     lacking: dict[str, Counter[str]] = {slug: Counter() for slug in pool}
     for row in rows:
         if row.outcome == "failed":

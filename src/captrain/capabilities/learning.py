@@ -62,7 +62,7 @@ def learn_toolbox(
     """
     world = next((worlds.of(rollout) for rollout in rollouts), None) if worlds is not None else None
     declared: dict[str, ToolKind] = {**(world.kinds if world else {}), **(kinds or {})}
-    toolbox, observed = Toolbox(tools, declared), _Observed()
+    toolbox, observed = Toolbox(tools, declared), _ToolEvidence()
     for rollout in rollouts:
         observed.add(rollout, toolbox)
     tool_kinds = observed.kinds
@@ -70,12 +70,16 @@ def learn_toolbox(
     if worlds is not None and world is not None:
         replayed = _kinds_by_replay(rollouts, worlds, toolbox.schemas.keys() - toolbox.declared.keys())
         # A look-up may leave a trace that a check asks for, but a change tells little.
-        tool_kinds |= {tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.telling}
+        tool_kinds |= {
+            tool: kind for tool, kind in replayed.items() if kind == "read" or tool not in observed.informative
+        }
         deciding = {tool: kind for tool, kind in deciding.items() if replayed.get(tool) != "write"}
     known: dict[str, ToolKind] = {**deciding, **tool_kinds}
     learnt: dict[str, ToolKind] = {name: kind for name, kind in known.items() if kind_of(name) != "handover"}
     learnt |= toolbox.declared
-    return Toolbox(tools, learnt, _keys(rollouts, Toolbox(tools, learnt, {}, observed.fields)), observed.fields)
+    return Toolbox(
+        tools, learnt, _keys(rollouts, Toolbox(tools, learnt, {}, observed.shared_fields)), observed.shared_fields
+    )
 
 
 Feed = tuple[str, str, str]
@@ -83,95 +87,99 @@ Feed = tuple[str, str, str]
 
 
 @dataclass
-class _Observed:
+class _ToolEvidence:
     """Evidence on tools in rollouts.
 
     Attributes:
-        fields: the fields that every answer of a tool has.
-        answers: different answers of a tool without the values that it was given, at most `VARIED`.
-        spared: tasks passed without a tool that the reference calls; without a reference, tasks passed in which it was
-            not the last call. Trials of one task are one piece of evidence: one grader judges them all.
-        closing: tools that passed rollouts without a reference called last, as they do a change.
-        fed: passed rollouts in which an argument had its value from a tool's answer.
-        misled: failed rollouts that skip the tool and give the argument another value than the reference.
-        final: tools that a reference or a passed rollout ends with.
-        called: number of successful calls of a tool.
-        written: number of these calls with a text that no earlier message contains: the agent wrote it.
+        shared_fields: tool -> fields that every answer has.
+        distinct_answers: tool -> different answers, without the values that it was given; at most `VARIED`.
+        passed_without: tool -> tasks that passed without it although the reference calls it or, without a reference, in
+            which it was not the last call. Trials of one task count once, because one grader judges them all.
+        last_unreferenced: tools that passed rollouts without a reference called last. A change is often the last call.
+        passed_feeds: for each feed, the number of passed rollouts with it.
+        failed_without: for each feed, the number of failed rollouts that skip the tool and give the argument another
+            value than the reference.
+        last: tools that a reference or a passed rollout calls last.
+        calls: tool -> number of successful calls.
+        own_text_calls: tool -> number of these calls with a text that no earlier message contains, so the agent wrote
+            it.
     """
 
-    fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    spared: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    closing: set[str] = field(default_factory=set[str])
-    fed: Counter[Feed] = field(default_factory=Counter[Feed])
-    misled: Counter[Feed] = field(default_factory=Counter[Feed])
-    final: set[str] = field(default_factory=set[str])
-    written: Counter[str] = field(default_factory=Counter[str])
-    called: Counter[str] = field(default_factory=Counter[str])
+    shared_fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    distinct_answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    passed_without: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    last_unreferenced: set[str] = field(default_factory=set[str])
+    passed_feeds: Counter[Feed] = field(default_factory=Counter[Feed])
+    failed_without: Counter[Feed] = field(default_factory=Counter[Feed])
+    last: set[str] = field(default_factory=set[str])
+    own_text_calls: Counter[str] = field(default_factory=Counter[str])
+    calls: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, rollout: Rollout, toolbox: Toolbox) -> None:
         """Add the evidence of a rollout."""
         acts = calls_in(rollout.messages, toolbox, ("assistant",))
         for act in [act for act in acts if not act.failed]:
-            names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.answers
-            self.fields[act.tool] = self.fields.get(act.tool, names) & names
-            self.called[act.tool] += 1
+            names, answers = frozenset(act.result if isinstance(act.result, dict) else ()), self.distinct_answers
+            self.shared_fields[act.tool] = self.shared_fields.get(act.tool, names) & names
+            self.calls[act.tool] += 1
             texts = [text for text in leaves(act.arguments) if len(text.split()) > 1]
-            self.written[act.tool] += bool(texts) and not all(_stands_before(text, act, rollout) for text in texts)
+            are_known = all(_is_in_earlier_message(text, act, rollout) for text in texts)
+            self.own_text_calls[act.tool] += bool(texts) and not are_known
             if len(answers.setdefault(act.tool, set())) < VARIED:
                 answers[act.tool].add(" ".join(sorted({*leaves(act.result)} - {*leaves(act.arguments)})))
         if rollout.outcome == "passed" and acts:
-            spared = _tools(rollout.reference) - _tools(rollout.messages)
+            unneeded = _tools(rollout.reference) - _tools(rollout.messages)
             if not rollout.reference:
-                spared = {act.tool for act in acts} - {acts[-1].tool}
-                self.closing.add(acts[-1].tool)
-            for tool in spared:
-                self.spared.setdefault(tool, set()).add(rollout.task.id)
-            self.fed.update(_fed(acts))
-            self.final.add(acts[-1].tool)
+                unneeded = {act.tool for act in acts} - {acts[-1].tool}
+                self.last_unreferenced.add(acts[-1].tool)
+            for tool in unneeded:
+                self.passed_without.setdefault(tool, set()).add(rollout.task.id)
+            self.passed_feeds.update(_feeds(acts))
+            self.last.add(acts[-1].tool)
         if goals := calls_in(rollout.reference, toolbox, ("assistant",)):
-            self.final.add(goals[-1].tool)
+            self.last.add(goals[-1].tool)
             skipped = _tools(rollout.reference) - _tools(rollout.messages)
             if skipped and rollout.outcome == "failed":
-                for tool, (later, name) in product(skipped, _misled(acts, goals)):
-                    self.misled[tool, later, name] += 1
+                for tool, (later, name) in product(skipped, _wrong_arguments(acts, goals)):
+                    self.failed_without[tool, later, name] += 1
 
     @property
     def kinds(self) -> dict[str, ToolKind]:
-        """The kinds that effects show. Nobody passes without a change, and a change only confirms."""
+        """The kinds that effects show. No rollout passes without a change, and a change only confirms."""
         kinds: dict[str, ToolKind] = {}
-        for tool, called in self.called.items():
+        for tool, called in self.calls.items():
             if kind_of(tool) == "environment":
                 continue
-            if tool in self.telling:
-                is_own = 2 * self.written[tool] >= called and kind_of(tool) != "write"
-                is_read = tool not in self.closing and len(self.spared.get(tool, ())) >= PASSES
+            if tool in self.informative:
+                is_own = 2 * self.own_text_calls[tool] >= called and kind_of(tool) != "write"
+                is_read = tool not in self.last_unreferenced and len(self.passed_without.get(tool, ())) >= PASSES
                 kinds |= {tool: "environment"} if is_own else {tool: "read"} if is_read else {}
-            elif called >= VARIED and len(self.answers[tool]) == 1 and kind_of(tool) == "unknown":
-                kinds |= {tool: "write"} if tool in self.final | self.closing and tool not in self.spared else {}
+            elif called >= VARIED and len(self.distinct_answers[tool]) == 1 and kind_of(tool) == "unknown":
+                is_write = tool in self.last | self.last_unreferenced and tool not in self.passed_without
+                kinds |= {tool: "write"} if is_write else {}
         return kinds
 
     @property
-    def telling(self) -> set[str]:
+    def informative(self) -> set[str]:
         """Tools that return varying values that they were not given."""
-        return {tool for tool, answers in self.answers.items() if len(answers) >= VARIED}
+        return {tool for tool, answers in self.distinct_answers.items() if len(answers) >= VARIED}
 
     @property
     def deciding(self) -> set[str]:
         """Read tools whose output sets a later argument.
 
-        Without them the later call is made with another value. Without a change, it would be refused.
+        Rollouts that skip such a tool give the later call another value. If they skipped a change, it would be refused.
         """
-        feeds = [feed for feed, count in self.misled.items() if min(count, self.fed[feed]) >= PASSES]
-        return {tool for tool, _, _ in feeds} & self.telling - self.final
+        feeds = [feed for feed, count in self.failed_without.items() if min(count, self.passed_feeds[feed]) >= PASSES]
+        return {tool for tool, _, _ in feeds} & self.informative - self.last
 
 
-def _stands_before(text: str, act: Call, rollout: Rollout) -> bool:
+def _is_in_earlier_message(text: str, act: Call, rollout: Rollout) -> bool:
     """Return whether a message before the call contains the text."""
     return any(text in text_of(message.get("content") or "") for message in rollout.messages[: act.message])
 
 
-def _fed(acts: Sequence[Call]) -> set[Feed]:
+def _feeds(acts: Sequence[Call]) -> set[Feed]:
     """Return the feeds from each tool's answer to later calls, for values that the tool was not given."""
     feeds, sources = set[Feed](), dict[str, set[str]]()
     for act in [act for act in acts if not act.failed]:
@@ -182,7 +190,7 @@ def _fed(acts: Sequence[Call]) -> set[Feed]:
     return feeds
 
 
-def _misled(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[str, str]]:
+def _wrong_arguments(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[str, str]]:
     """Return the (tool, argument) pairs of the reference to which the rollout gave another value."""
     due, actual = (
         {(act.tool, name, text_of(value)) for act in side if not act.failed for name, value in act.arguments.items()}
@@ -219,7 +227,7 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
             partial = [tuple(call for call in world.reference if call.tool != tool) for tool in pending]
             whole, *trials = world.play([Replay(calls, world.owed) for calls in (world.reference, *partial)])
         except (UserError, InfrastructureError):
-            continue  # a world that rejects these calls tells nothing about tools; its rollouts say why
+            continue  # a world that rejects these calls is no evidence; its rollouts say why
         changing = {call.tool for call, changed in zip(world.reference, whole.changed, strict=True) if changed}
         if not whole.passed:
             continue

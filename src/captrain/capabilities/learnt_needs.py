@@ -1,10 +1,10 @@
-"""Needs of rollouts without a reference: what nearly all passed rollouts did and many failed ones did not.
+"""Needs of rollouts without a reference: features that nearly all passed rollouts have and many failed ones lack.
 
 A need is a feature of calls whose absence correlates with failure beyond chance (Fisher's exact test, Holm's correction
-over all features of an environment). At most `LUCKY` of the passed rollouts lack it; a feature of one kind of task is
-shared by too few of them. `captrain.capabilities.rules.FEATURES` says which cause its absence stands for: a change
-without the look-up that nearly all make first lacks the look-up, a request without its change lacks the change. A need
-is no proof: a rollout may have failed for another reason.
+over all features of an environment). At most the share `LUCKY` of the passed rollouts lack it, so a feature that only
+one kind of task has is no need. `captrain.capabilities.rules.FEATURES` names the cause for each absent feature. For
+example, a change without the look-up that nearly all passed rollouts make first has the cause `missing_lookup`. A
+missing need is not a proof: the rollout may have failed for another reason.
 """
 
 import re
@@ -22,21 +22,21 @@ from captrain.statistics import fisher
 
 WORD = re.compile("[a-z]{3,}")
 LUCKY = 0.2
-"""Share of the passed rollouts that may lack a need: guesses may be right."""
+"""Largest share of the passed rollouts that may lack a need. It is not 0, because an agent may guess right."""
 LEAST = 5
-"""Fewest failed and fewest passed rollouts that a contrast needs."""
+"""Minimum number of failed and of passed rollouts with the base of a feature."""
 FEWEST = 10
-"""With fewer rollouts without a reference, nothing is learnt."""
+"""Minimum number of rollouts without a reference for learning needs."""
 
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
-    """Learn what rollouts need, if enough of them have no reference; otherwise return None."""
+    """Learn the needs of rollouts. Return None if fewer than `FEWEST` have no reference."""
     unreferenced = sum(rollout.outcome != "error" and not has_solution(rollout) for rollout in rollouts)
     return Needs(rollouts, toolbox) if unreferenced >= FEWEST else None
 
 
 def has_solution(rollout: Rollout) -> bool:
-    """Tell whether a rollout has a reference, calls that a user was to make, or milestones."""
+    """Return whether a rollout has a reference, calls that its simulated user was supposed to make, or milestones."""
     parts = rollout.score.parts if rollout.score else {}
     is_followed = any(name.startswith("milestone") for name in parts)
     return bool(rollout.reference or rollout.task.facts.user_calls or is_followed)
@@ -44,14 +44,14 @@ def has_solution(rollout: Rollout) -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """A need, with the cause that its absence stands for."""
+    """A need. `kind` is the cause of a rollout that lacks it."""
 
     kind: str
     association: Association
 
     @property
     def evidence(self) -> str:
-        """The absence in words, with counts."""
+        """The missing feature in words, with counts."""
         (failed, of_failed), (passed, of_passed) = self.association.failed, self.association.passed
         counts = f"{failed} of {of_failed} failed rollouts and {passed} of {of_passed} passed ones"
         return f"{self.association.name}, as in {counts} (not proven, by contrast)"
@@ -59,14 +59,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Lack:
-    """A need that a rollout lacks, and the message where this shows."""
+    """A need that a rollout lacks, and the index of the message that shows it."""
 
     need: Need
     message: int
 
 
 class Needs:
-    """Needs of the rollouts of each environment.
+    """The needs of the rollouts of each environment.
 
     Args:
         rollouts: passed and failed, with and without a reference.
@@ -90,7 +90,7 @@ class Needs:
                 yield from (Need(kind, row) for row in rows)
 
     def _of_changes(self, tally: Tally, row: Association) -> Iterator[Association]:
-        """Divide the need of a look-up before any change into the changes that need it by themselves."""
+        """Split the need of a look-up before the first change: yield it for each change that needs it by itself."""
         for key, (base, cell) in tally.features.items():
             if key[0] == "after" and key[2] == row.key[1]:
                 whole = tally.bases[base]
@@ -100,14 +100,14 @@ class Needs:
                     yield part
 
     def _kind(self, key: Key, holds: bool) -> str:
-        """The cause that a feature, or its absence, is a sign of; "" if none."""
+        """Return the cause that a feature (`holds`) or its absence indicates; "" if there is none."""
         kinds = [self._toolbox.kind(name) for name in key[1:3]]
         words = key[0], *(kinds[-1:] if key[0] in ("asked", "followed") else kinds)
         matches, causes = [words[:length] for length in range(len(words), 0, -1)], EXCESSES if holds else FEATURES
         return next((causes[words] for words in matches if words in causes), "")
 
     def _traits(self, rollout: Rollout, calls: list[Call]) -> Traits:
-        """Traits of the calls, of the user's first words, and of the records that the user describes."""
+        """Return features of a rollout's calls, of the user's first message, and of records that the user describes."""
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind in CHANGES]
         traits.bases |= {("change",)} if changes else set()
@@ -115,7 +115,7 @@ class Needs:
             traits.hold(("before", call.step), ("change",))
         users = (text_of(m.get("content") or "") for m in rollout.messages if m["role"] == "user")
         for word in {*WORD.findall(next(users, "").lower())}:
-            # Only a word of the tool's name asks for the tool: others name a task or greet.
+            # Only words of the tool's name ask for the tool. Other words name the task or greet.
             for call in [call for call in calls if any(word.startswith(part) for part in WORD.findall(call.tool))]:
                 traits.hold(("asked", word, call.step), ("says", word))
             traits.bases.add(("says", word))
@@ -127,9 +127,10 @@ class Needs:
         return Traits(traits.bases, holding)
 
     def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
-        """Arguments by which a change names one of several listed records, one of which the user's words describe best.
+        """Return, for each argument, the messages of changes in which it names a wrong record.
 
-        Each comes with the messages of those changes that name another record.
+        These are arguments of changes that name one of several listed records, if the user's words describe one of the
+        records best. The record is wrong if it is not that one. The list of messages is empty if all changes are right.
         """
         acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
         arguments: dict[str, list[int]] = {}
@@ -149,7 +150,7 @@ class Needs:
         return arguments
 
     def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
-        """The needs that a rollout lacks, the surest of each cause and step, and the causes that it could show."""
+        """Return the needs that a rollout lacks, one per cause and step, and the causes that it could show."""
         calls = sourced_calls(rollout, self._toolbox)
         traits = self._traits(rollout, calls)
         last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
@@ -164,12 +165,12 @@ class Needs:
                 message = place_of(key, calls).message
             lacks.setdefault((need.kind, *_subject(key)), Lack(need, message))
         kinds = {lack.need.kind for lack in lacks.values()}
-        # What was not looked up had to be invented.
+        # A value that was not looked up had to be invented, so the missing look-up explains it.
         sound = [c for c in lacks.values() if not (c.need.kind == "fabricated_fact" and "missing_lookup" in kinds)]
         return sorted(sound, key=lambda lack: [*CAUSES].index(lack.need.kind)), occasions
 
     def found(self, rollout: Rollout) -> dict[str, Occasion]:
-        """The surest occasion of each cause that a rollout without a reference could show, roots first."""
+        """Return cause -> surest occasion, for causes that a rollout without a reference could show, roots first."""
         lacks, occasions = ([], set[str]()) if has_solution(rollout) else self.of(rollout)
         found: dict[str, Occasion] = {}
         for lack in lacks:
@@ -182,12 +183,12 @@ class Needs:
 
 
 def _subject(key: Key) -> Key:
-    """The step that a need is about."""
+    """Return the part of the key that names the step that a need is about."""
     return key[2:3] if key[0] in ("after", "same", "asked", "followed") else key[1:]
 
 
 def _listed(result: object) -> list[object]:
-    """The records of a result that lists several."""
+    """Return the records in a result that lists at least two; [] otherwise."""
     values = [result, *(result.values() if isinstance(result, dict) else ())]
     lists = [value for value in values if isinstance(value, list) and len(value) > 1]
     return next((rows for rows in lists if all(isinstance(row, dict) for row in rows)), [])

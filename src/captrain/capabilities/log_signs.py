@@ -1,6 +1,7 @@
-"""Signs of causes in a whole rollout, whatever a repair would change: policy, claims, look-ups denied, transfers.
+"""Signs of causes in a whole rollout, independent of its edits: broken clauses, claims, denied look-ups, transfers.
 
-Each yields the messages where a cause shows, with the evidence and the tools in question.
+A sign's docstring says when it holds. It yields the index of the message, the evidence in words, and the tools
+concerned.
 """
 
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from captrain.capabilities.text import (
 from captrain.capabilities.view import RolloutView
 
 CALLS = 4
-"""So many equal calls in a row are a loop; fewer may be tries."""
+"""Minimum number of equal calls in a row that count as a loop. Fewer may be retries."""
 LogSign = tuple[int, str, tuple[str, ...]]
-"""The message where a cause shows, the evidence, and the tools in question."""
+"""The index of the message that shows a cause, the evidence, and the tools concerned."""
 
 
 def slipped(view: RolloutView) -> Iterator[LogSign]:
@@ -34,7 +35,7 @@ def slipped(view: RolloutView) -> Iterator[LogSign]:
 
 
 def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
-    """One call again and again, with the same result, until the log breaks off without a word."""
+    """The rollout ends with at least `CALLS` equal calls with equal results, and no message follows."""
     is_cut = bool(view.messages) and view.messages[-1]["role"] == "tool" and view.handover is None
     streak = [*takewhile(lambda act: act.equals(view.acts[-1]) and act.result == view.acts[-1].result, view.acts[::-1])]
     if is_cut and view.rollout.reference and len(streak) >= CALLS:
@@ -43,7 +44,7 @@ def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
 
 
 def forbidden_writes(view: RolloutView) -> Iterator[LogSign]:
-    """A write that a clause of the policy forbids, and that the reference does not make."""
+    """A clause of the policy forbids a write that the agent made and the reference does not make."""
     goals = [act for act in view.expected if act.kind == "write"]
     for violation in violations(view.writes, view.wishes, view.context):
         act = violation.act
@@ -52,7 +53,7 @@ def forbidden_writes(view: RolloutView) -> Iterator[LogSign]:
 
 
 def forbidden_values(view: RolloutView) -> Iterator[LogSign]:
-    """A value of a write that a clause of the policy forbids, and that the reference does not have."""
+    """A clause of the policy forbids a value of a write, and the reference makes no such write."""
     goals = [act for act in view.expected if act.kind == "write"]
     for violation in violations(view.writes, view.wishes, view.context):
         act = violation.act
@@ -61,13 +62,13 @@ def forbidden_values(view: RolloutView) -> Iterator[LogSign]:
 
 
 def _unread_writes(view: RolloutView) -> Iterator[tuple[Call, int | None]]:
-    """Writes on records that the reference reads first and the rollout did not, each with the user's claim before."""
+    """Yield writes on unread records that the reference reads first, each with the index of a user's claim or None."""
     for act in view.writes:
         places = [goal.place for goal in view.expected if goal.kind == "write" and goal.tool == act.tool]
         reads = [goal for goal in view.expected[: places[-1] if places else None] if goal.kind == "read"]
         due = {(name, text_of(value)) for goal in reads for name, value in goal.record.items()}
         names = [name for name, value in act.record.items() if (name, text_of(value)) in due]
-        # A log may have folded several turns into one message: its look-ups came before its writes.
+        # A log may merge several turns into one message. Its look-ups came before its writes.
         folded = [read.record for read in view.acts if read.message == act.message and read.kind == "read"]
         is_read = all(any(record.get(name) == act.record[name] for record in folded) for name in names)
         if not is_read and not view.read_before(act, names):
@@ -75,7 +76,7 @@ def _unread_writes(view: RolloutView) -> Iterator[tuple[Call, int | None]]:
 
 
 def written_on_claim(view: RolloutView) -> Iterator[LogSign]:
-    """A write on the user's word, whose record was never read."""
+    """The agent wrote on the user's word and never read the record."""
     for act, claim in _unread_writes(view):
         if claim is not None:
             evidence = f"{act} on the user's word, the record was never read: {quoted(view.text(claim))}"
@@ -83,7 +84,7 @@ def written_on_claim(view: RolloutView) -> Iterator[LogSign]:
 
 
 def unproven(view: RolloutView) -> Iterator[LogSign]:
-    """A clause asks for a result that shows something before a write, and only the user claims it."""
+    """A clause requires that a result shows a fact before the write. No result shows it; only the user claims it."""
     for violation, is_claimed in unproven_writes(view.writes, view.acts, view.wishes, view.context):
         if is_claimed:
             act = violation.act
@@ -92,14 +93,14 @@ def unproven(view: RolloutView) -> Iterator[LogSign]:
 
 
 def _unused_lookup(view: RolloutView) -> str | None:
-    """The first tool by which the reference looks something up, and the rollout never does."""
+    """Return the first read tool of the reference that the rollout never calls successfully; None if there is none."""
     tools = {act.tool for act in view.acts if not act.failed}
     lookups = [act.tool for act in view.expected if act.kind == "read"]
     return next((tool for tool in lookups if tool not in tools), None)
 
 
 def standing_repeated(view: RolloutView) -> Iterator[LogSign]:
-    """What only the user has said of its own standing is said again, and the look-up that shows it was never made."""
+    """The agent repeats a status that only the user has claimed, and never made the look-up that shows it."""
     unused = _unused_lookup(view)
     results = "\n".join(plain(text_of(act.result)) for act in view.acts)
     if unused is None or not view.is_lacking:
@@ -116,7 +117,7 @@ def standing_repeated(view: RolloutView) -> Iterator[LogSign]:
 
 
 def means_denied(view: RolloutView) -> Iterator[LogSign]:
-    """The assistant says that it cannot look something up, and never calls a tool that the reference calls."""
+    """The agent says that it cannot look something up, and never calls a read tool that the reference calls."""
     replies = [(place, view.text(place)) for place in view.replies()]
     handovers = [act for act in view.acts if act.kind == "handover"]
     words = [*replies, *((a.message, text) for a in handovers for text in (view.text(a.message), text_of(a.arguments)))]
@@ -129,13 +130,13 @@ def means_denied(view: RolloutView) -> Iterator[LogSign]:
 
 
 def transfer_not_due(view: RolloutView) -> Iterator[LogSign]:
-    """A transfer that the reference does not make left something undone, or stands for an answer."""
+    """The agent makes a transfer that the reference lacks, and a step is missing or the transfer replaces an answer."""
     repair = view.repair
     is_due = any(goal.kind == "handover" for goal in view.goals)
     handover = next((act for act in view.acts if act.kind == "handover"), None)
     if handover is None or is_due or not view.rollout.reference:
         return
-    # Passed rollouts may hand over where their reference does not: then no answer was owed.
-    is_answer = not (repair.edits or repair.passes or handover.tool in view.context.needless)
+    # If passed rollouts also make transfers that their references do not make, no answer was required.
+    is_answer = not (repair.edits or repair.passes or handover.tool in view.context.needless_transfers)
     if is_answer or any(edit.kind == "insert" for edit in repair.edits):
         yield handover.message, f"{handover} was called where the reference hands nothing over", (handover.tool,)

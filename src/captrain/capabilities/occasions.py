@@ -32,7 +32,7 @@ from captrain.records import Milestone
 WORD = re.compile(r"\w+")
 HANDING_OVER = re.compile(r"\b(transfer|connect|hand)(ring|ing)? you\b", re.IGNORECASE)
 COURTESIES = frozenset({"complete", "completed", "done", "false", "no", "none", "ok", "okay", "success", "true", "yes"})
-"""Words that tools return and people say without telling anything."""
+"""Words that tools return and people say without giving information."""
 MET = 1 - 1e-6
 TOLD_ENOUGH = 0.5
 """Minimum score of a message milestone that counts as told. Its words are compared by overlap."""
@@ -253,7 +253,7 @@ def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     for act in view.acts:
         lacking = act.failed
         if lacking:
-            # A refused call is no mistake if the reference makes it, or if it looks up in vain what the user said.
+            # A refused call is not a mistake if the reference makes it, or if it looks up a value that the user stated.
             is_expected = any(call.tool == act.tool and same(call.arguments, act.arguments) for call in view.expected)
             is_miss = act.kind == "read" and says(view.user, act.arguments) and NOT_FOUND.search(text_of(act.result))
             lacking = not is_expected and not is_miss
@@ -299,7 +299,7 @@ def told_values(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         index = view.first_telling(value)
         evidence = f"{value} was {'not told' if index is None else 'told'}"
         yield Occasion(index is None, evidence, view.last if index is None else index)
-    for value in view.informed(values.near(view.expected_final or "")):
+    for value in view.told_by_reference(values.near(view.expected_final or "")):
         if value.strip(".! ").lower() not in COURTESIES:
             tellings = [index for index, content in replies.items() if says(content, value)]
             evidence = f"{value} was {'told' if tellings else 'not told'}"

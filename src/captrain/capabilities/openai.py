@@ -91,7 +91,7 @@ class Labelling(Answer):
 
 
 class OpenAIAnalyst:
-    """Asks a model what the agent lacks, and for every verdict.
+    """Asks a language model for the capabilities that an agent lacks, and for every label.
 
     Args:
         access: where and how fast to ask the model; None allows only cached answers.
@@ -126,12 +126,12 @@ class OpenAIAnalyst:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Numbers of answers and tokens used so far, cached or not: the same when a run is replayed."""
+        """Numbers of answers and tokens used so far, cached or not. They are the same when a run is replayed."""
         tally = self._answers.usage
         return {name: getattr(tally, name) for name in ("answers", "prompt_tokens", "completion_tokens")}
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
-        """The merged proposals of all samples, the same for each. `details`: the tools in their evidence."""
+        """Propose from each sample, and merge to one list for all. `details` has the tools in the evidence."""
         offered = {tool["function"]["name"] for tool in tools}
         excerpts: list[list[Rollout]] = []
         questions: list[Question[Discovery]] = []
@@ -188,7 +188,7 @@ class OpenAIAnalyst:
         ]
 
     def _merged(self, proposals: Sequence[tuple[Proposal, set[str]]]) -> list[Capability]:
-        """The proposals of all runs as distinct capabilities."""
+        """Merge the proposals of all runs to distinct capabilities, by one question."""
         if not proposals:
             return []
         lines = [
@@ -214,7 +214,7 @@ def _read(rollout: Rollout, characters: int) -> str:
 
 
 def slug_of(name: str) -> str:
-    """The id of a capability with this name; "" if the name allows none."""
+    """Return the id of a capability with this name; "" if the name cannot be an id."""
     slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     return slug if SLUG.fullmatch(slug) and slug not in RESERVED else ""
 
@@ -238,7 +238,7 @@ def _prompt(name: str, tools: Sequence[JsonObject] = (), **values: object) -> st
 
 
 def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> str | None:
-    """What is wrong with proposals from rollouts of these lengths; None if nothing."""
+    """Return why proposals from rollouts of these lengths are invalid; None if they are valid."""
     if len(answer.capabilities) > most:
         return f"{len(answer.capabilities)} capabilities are proposed, at most {most} were asked for"
     for number, proposal in enumerate(answer.capabilities, start=1):
@@ -255,7 +255,7 @@ def _wrong_proposals(lengths: Sequence[int], most: int, answer: Discovery) -> st
 
 
 def _wrong_groups(count: int, answer: Merging) -> str | None:
-    """Why groups are not a partition of the proposals 1 to `count` into distinct capabilities; None if they are."""
+    """Return why groups do not divide the proposals 1 to `count` into distinct capabilities; None if they do."""
     members = Counter(number for group in answer.groups for number in group.members)
     if unknown := sorted({*members} - {*range(1, count + 1)}):
         return f"there is no proposal {unknown[0]}"
@@ -275,7 +275,7 @@ def _wrong_groups(count: int, answer: Merging) -> str | None:
 
 
 def _wrong_labels(slugs: Sequence[str], messages: int, answer: Labelling) -> str | None:
-    """What is wrong with labels of a rollout of so many messages; None if nothing."""
+    """Return why the labels of a rollout with this number of messages are invalid; None if they are valid."""
     counts = Counter(label.capability for label in answer.labels)
     if not {*counts} <= {*slugs}:
         return f"a label is of a capability that was not asked for; asked for are {', '.join(slugs)}"

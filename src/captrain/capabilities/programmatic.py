@@ -1,9 +1,9 @@
-"""The programmatic analyst: the rules' occasions, without a model and without a replay.
+"""The programmatic analyst: labels rollouts by the occasions of `rules`, without a model and without a replay.
 
-It sees what any reader of the logs sees: messages, reference solutions, outcomes, tool schemas, and what a log says of
-a task (`TaskFacts`). It never sees other task data or how the agent was made. A rollout lacks the capability of a cause
-(see `rules`) if one occasion went wrong; without an occasion the label is NA. Rollouts without a reference are held
-against what nearly all passed rollouts have in common (see `learnt_needs`).
+It sees only what a log contains: messages, reference solutions, outcomes, tool schemas, and facts about the task
+(`TaskFacts`). It never sees other task data or how the agent was made. A rollout lacks the capability of a cause (see
+`rules`) if one occasion went wrong. Without an occasion the label is NA. Rollouts without a reference are compared with
+features that nearly all passed rollouts have (see `learnt_needs`).
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from captrain.run import ModelAccess
 
 
 class _Reader:
-    """The occasions of rollouts.
+    """Finds the occasions of rollouts.
 
     Args:
-        rollouts: those that tools and needs are learnt from.
+        rollouts: rollouts to read; tools and needs are learnt from them.
         tools: their schemas.
     """
 
@@ -38,7 +38,7 @@ class _Reader:
         return self._needs.found(self.views[name].rollout) if self._needs else {}
 
     def occasions(self, name: str, slug: str, vocabulary: Vocabulary) -> list[Occasion]:
-        """The occasions on which a rollout could show a cause."""
+        """Return the occasions on which a rollout could show a cause."""
         by_contrast = self._by_contrast(name)
         return CAUSES[slug].find(self.views[name], vocabulary) + ([by_contrast[slug]] if slug in by_contrast else [])
 
@@ -56,7 +56,7 @@ class ProgrammaticAnalyst:
         pass
 
     def propose(self, samples: Sequence[Sequence[Rollout]], tools: list[JsonObject]) -> list[list[Capability]]:
-        """The causes that at least one rollout of a sample shows.
+        """Return, for each sample, the causes that at least one of its rollouts shows.
 
         `details` are the tools and arguments that occasions of the cause involve, and the values that references tell
         users (`values`).
@@ -71,7 +71,7 @@ class ProgrammaticAnalyst:
             names, candidates = dict.fromkeys(rollout.id for rollout in sample), list[Capability]()
             distinct = tuple(sorted({value for name in names for value in informed[name]}))
             for slug, kind in CAUSES.items():
-                vocabulary = vocabulary_of(distinct if kind.by_values else ())
+                vocabulary = vocabulary_of(distinct if kind.needs_values else ())
                 occasions = [occasion for name in names for occasion in occasions_of(name, slug, vocabulary)]
                 if any(occasion.lacking for occasion in occasions):
                     details = {
@@ -85,7 +85,7 @@ class ProgrammaticAnalyst:
         return proposals
 
     def label(self, requests: Sequence[LabelRequest], tools: list[JsonObject]) -> list[dict[str, Label]]:
-        """LACKING at the first occasion that went wrong, PRESENT if none did, NA without an occasion."""
+        """Label each request: LACKING if an occasion went wrong, PRESENT if all went right, NA without an occasion."""
         reader = _Reader([*{request.rollout.id: request.rollout for request in requests}.values()], tools)
         pools = {id(request.capabilities): request.capabilities for request in requests}
         values = {
@@ -97,7 +97,7 @@ class ProgrammaticAnalyst:
             row = dict[str, Label]()
             for slug, vocabulary in values[id(request.capabilities)].items():
                 occasions = reader.occasions(request.rollout.id, slug, vocabulary)
-                row[slug] = Label(verdict="NA", evidence=CAUSES[slug].absent)
+                row[slug] = Label(verdict="NA", evidence=CAUSES[slug].na_evidence)
                 if occasions:
                     first = min(occasions, key=lambda occasion: not occasion.lacking)
                     verdict = "LACKING" if first.lacking else "PRESENT"
@@ -107,6 +107,6 @@ class ProgrammaticAnalyst:
 
 
 def _informed(view: RolloutView) -> list[str]:
-    """Values that tools return and the reference's last message tells."""
+    """Return the values in tool results that the reference's last message tells and the user did not say."""
     results = [result_of(m) for m in view.messages if m["role"] == "tool" and not reports_error(m)]
-    return view.informed(dict.fromkeys(leaf for result in results for leaf in leaves(result)))
+    return view.told_by_reference(dict.fromkeys(leaf for result in results for leaf in leaves(result)))

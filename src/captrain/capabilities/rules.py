@@ -39,7 +39,7 @@ STAGE = 100
 
 
 class GoalPattern(NamedTuple):
-    """Reference calls that a cause is about; environments for the cause are derived from them.
+    """Kind of the reference calls that a cause is about; environments for the cause are derived from them.
 
     `by_user` restricts it to arguments that the user states (True) or does not state (False).
     """
@@ -53,38 +53,44 @@ class Cause:
     """A cause of failure.
 
     Attributes:
-        name: for a reader. description: one sentence on what an agent must do instead. absent: text shown as evidence
-        if the label is NA. occasions: functions that find the occasions in a rollout. They also decide its label:
-        LACKING if one went wrong. chances: functions that only find occasions, for causes whose label a rule decides.
-        step: see `GoalPattern`; None if no reference call shows the cause. line: a line for the prompt against
-        the cause, "" if words do not help. of_agent: whether the agent is to blame. by_values: the functions need the
-        values that references tell users. deed: what an agent does that has the cause. is_unaided: the occasions look
-        at no reference, so that alone they show a lapse and no cause.
+        name: title in reports.
+        description: one sentence on what an agent must do instead.
+        na_evidence: evidence of the label NA.
+        occasions: functions that find the occasions in a rollout. They also decide its label: LACKING if one
+            went wrong.
+        step: see `GoalPattern`; None if no reference call shows the cause.
+        line: a line for the prompt that warns of the cause; "" if a warning does not help.
+        of_agent: whether the agent is to blame.
+        needs_values: whether the functions need the values that references tell users.
+        further_occasions: functions that only find occasions, for causes whose label a rule decides.
+        deed: what an agent with this cause does.
+        is_unreferenced: whether the occasions are found without a reference. Such an occasion alone shows a lapse, not
+            the cause.
     """
 
     name: str
     description: str
-    absent: str = "no program finds it beside a reference"
+    na_evidence: str = "no program finds it beside a reference"
     occasions: Sequence[Occasions] = ()
     step: GoalPattern | None = None
     line: str = ""
     of_agent: bool = True
-    by_values: bool = False
-    chances: Sequence[Occasions] = ()
+    needs_values: bool = False
+    further_occasions: Sequence[Occasions] = ()
     deed: str = ""
-    is_unaided: bool = False
+    is_unreferenced: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
-        """All occasions of a rollout."""
+        """Return all occasions of a rollout."""
         return [occasion for find in self.occasions for occasion in find(view, values)]
 
     def lapse(self, view: RolloutView, values: Vocabulary) -> Occasion | None:
-        """The first occasion that went wrong."""
+        """Return the first occasion that went wrong; None if all went right."""
         return next((occasion for occasion in self.find(view, values) if occasion.lacking), None)
 
     def could_show(self, view: RolloutView) -> bool:
-        """Tell whether a rollout could show the cause."""
-        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
+        """Return whether a rollout has at least one occasion of the cause."""
+        return any(True for find in (*self.occasions, *self.further_occasions) for _ in find(view, Vocabulary(())))
 
 
 CAUSES = {
@@ -111,14 +117,14 @@ CAUSES = {
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
-        chances=(occasions.reads_due,),
+        further_occasions=(occasions.reads_due,),
         deed="looks at some records, and not at the one that counts",
     ),
     "unverified_claim": Cause(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
         line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
-        chances=(occasions.missing_lookups,),
+        further_occasions=(occasions.missing_lookups,),
         deed="acts on what the user says without checking it",
     ),
     "missing_confirmation": Cause(
@@ -156,7 +162,7 @@ CAUSES = {
     "wrong_computation": Cause(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
-        chances=(occasions.values_of_writes,),
+        further_occasions=(occasions.values_of_writes,),
         step=GoalPattern("argument", by_user=False),
         deed="works out a value wrongly",
     ),
@@ -172,7 +178,7 @@ CAUSES = {
         "Fabricated fact",
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
-        chances=(occasions.calls,),
+        further_occasions=(occasions.calls,),
         deed="uses a value that nobody has said",
     ),
     "extra_write": Cause(
@@ -191,14 +197,14 @@ CAUSES = {
         (occasions.invalid_calls,),
         GoalPattern("argument"),
         deed="makes a call that is refused or never executed, and does not repair it",
-        is_unaided=True,
+        is_unreferenced=True,
     ),
     "partial_refusal": Cause(
         "Undue refusal",
         "Does what is asked for and allowed, and does not refuse it.",
         step=GoalPattern("write"),
         line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
-        chances=(occasions.writes_due,),
+        further_occasions=(occasions.writes_due,),
         deed="refuses what it should do",
     ),
     "missing_write": Cause(
@@ -216,14 +222,14 @@ CAUSES = {
         "the reference tells no value that tools return",
         (occasions.told_values, occasions.milestone_words),
         line="Before you close, answer every question of the user with the value that the tools returned.",
-        by_values=True,
+        needs_values=True,
         deed="does not tell what was asked for",
     ),
     "loop": Cause(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
         line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
-        chances=(occasions.calls,),
+        further_occasions=(occasions.calls,),
         deed="repeats itself until it is cut off",
     ),
     "over_escalation": Cause(
@@ -248,41 +254,41 @@ CAUSES = {
         "it ends with a hand-over",
         (occasions.last_words,),
         deed="stops before all is done",
-        is_unaided=True,
+        is_unreferenced=True,
     ),
     "reply_wording": Cause(
         "Reply wording",
         "Words the last message as the reference does, courtesy included.",
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
-        by_values=True,
+        needs_values=True,
         deed="words its last message otherwise than the reference",
     ),
 }
-"""By id, roots before what they bring about."""
+"""Cause by id. Roots come before the symptoms that follow from them."""
 
 
 class Grade(StrEnum):
-    """How sure a verdict is, the surest first. Only `OBSERVED` is no cause: it is listed apart and counted nowhere."""
+    """How sure a verdict is, the surest first. A verdict of grade `OBSERVED` is not counted as a cause, only listed."""
 
     PROVEN = "proven"
-    """Replay: the rollout passes with the repair, and not without."""
+    """A replay passes with the repair and fails without it."""
     TRACED = "traced"
-    """A difference to the reference, a milestone or a clause of the policy, whose record and value stand in the log."""
+    """A difference from the reference, a milestone or a policy clause. The log shows the record and the value."""
     CONTRAST = "contrast"
-    """What passed rollouts do and failed ones lack, after Holm's correction."""
+    """Passed rollouts do it significantly more often than failed ones, after Holm's correction."""
     RECORDED = "recorded"
-    """The log itself says so: an error, a limit, the simulated user's own mark."""
+    """The log states it: an error, a limit, or a mark of the simulated user."""
     OBSERVED = "observed"
-    """Something is there, and nothing shows that it cost the reward."""
+    """It happened, but nothing shows that it cost the reward."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A cause in one rollout: the first message that shows it, the evidence, and how sure it is.
+    """A cause in one rollout, with the index of the first message that shows it, the evidence, and its grade.
 
-    `rank` is the rule's. `is_inherent` says that the verdict does not rely on the reference, so it stays if the
-    reference is suspect. `tools` are the tools concerned.
+    `rank` is the rank of the rule that named it. `is_inherent` says that the verdict does not rely on the reference, so
+    it stays if the reference is suspect. `tools` are the tools concerned.
     """
 
     cause: str
@@ -295,12 +301,12 @@ class Verdict:
 
     @property
     def stage(self) -> int:
-        """0 for roots; higher for causes that only show at the end, where anything before may be why."""
+        """0 for roots, higher for causes that show only at the end of a rollout and may follow from earlier ones."""
         return self.rank // STAGE
 
     @property
     def of_agent(self) -> bool:
-        """The agent is to blame."""
+        """Whether the agent is to blame."""
         return CAUSES[self.cause].of_agent
 
 
@@ -309,15 +315,15 @@ class Rule:
     """A way to recognise a cause.
 
     Attributes:
-        cause: id of the cause. rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among
-        a rollout's verdicts, lower
-            stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
-        steps: the kinds of edits that it looks at (`Edit.step`).
+        cause: id of the cause.
+        rank: the only precedence. Among an edit's rules, the lowest rank names the cause. Among a rollout's verdicts,
+            lower stages (the hundreds of the rank) come first, then earlier messages, then lower ranks.
+        steps: the kinds of edits that the rule is for (`Edit.step`).
         sign: finds evidence in an edit.
         log_sign: finds evidence in the whole rollout, for rules without steps.
-        is_inherent: the verdict does not rely on the reference.
-        grade: of a verdict that no replay proves.
-        is_traced: the sign itself says where the values come from.
+        is_inherent: whether its verdicts hold without the reference.
+        grade: grade of its verdicts that no replay proves.
+        is_traced: whether the sign itself checks where the values come from.
     """
 
     cause: str
@@ -330,7 +336,7 @@ class Rule:
     is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
-        """The verdict on an edit, or with None on the whole rollout."""
+        """Return the verdict on an edit, or on the whole rollout if `edit` is None. None if the rule does not apply."""
         found, tools = None, tuple[str, ...]()
         if edit is not None and self.sign is not None and edit.step in self.steps:
             found = self.sign(view, edit)
@@ -346,7 +352,7 @@ class Rule:
         return Verdict(self.cause, message, found[1], grade, self.rank, self.is_inherent, tools)
 
     def _grade(self, view: RolloutView, edit: Edit | None, tools: tuple[str, ...]) -> Grade:
-        """How sure a verdict of this rule is. No cause rests on a tool of which nobody knows what it does."""
+        """Return the grade of a verdict of this rule. It is `OBSERVED` if it is unknown what one of its tools does."""
         if edit is not None and view.repair.proven:
             return Grade.PROVEN
         is_known = all(view.toolbox.kind(tool) != "unknown" for tool in tools)
@@ -355,7 +361,7 @@ class Rule:
 
 
 def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
-    """The first milestone that was not met, as a sign."""
+    """Return a sign that yields the first unmet milestone among the occasions of `find`."""
 
     def sign(view: RolloutView) -> Iterator[LogSign]:
         for occasion in find(view, Vocabulary(())):
@@ -401,9 +407,9 @@ RULES = (
     Rule("wrong_argument", 32, REPLACE, signs.breaks_policy),
     Rule("undue_compliance", 33, DROP, signs.asked_by_user),
     Rule("missing_lookup", 39, REPLACE, signs.changed_unread, is_traced=True),
-    Rule("undue_compliance", 40, DROP, signs.was_proposed),
+    Rule("undue_compliance", 40, DROP, signs.proposed_to_user),
     Rule("wrong_argument", 42, REPLACE, signs.value_wrong),
-    Rule("extra_write", 43, DROP, signs.is_extra),
+    Rule("extra_write", 43, DROP, signs.not_in_reference),
     Rule(SIMULATOR, 50, log_sign=logs.slipped, is_inherent=True, grade=Grade.RECORDED),
     Rule("missing_lookup", 54, log_sign=logs.means_denied, is_inherent=True),
     Rule("missing_lookup", 55, log_sign=unmet(occasions.milestone_reads)),
@@ -418,7 +424,7 @@ RULES = (
     Rule("loop", 100, END, signs.called_again, is_inherent=True),
     Rule("loop", 101, log_sign=logs.looped_to_the_end, is_inherent=True),
     # 2: what was not done by the end
-    Rule("partial_refusal", 200, WRITE, signs.was_refused),
+    Rule("partial_refusal", 200, WRITE, signs.refused_by_agent),
     Rule("missing_write", 201, WRITE, signs.left_out),
     Rule("missing_write", 202, log_sign=unmet(occasions.milestone_writes)),
     Rule("missing_write", 203, log_sign=unmet(occasions.milestone_states)),
@@ -433,9 +439,9 @@ RULES = (
     Rule("over_escalation", 301, DROP_TRANSFER, signs.transfer_undue),
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
-"""In the order of their ranks."""
+"""All rules, in the order of their ranks."""
 LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
-"""Those that look at the whole rollout."""
+"""The rules for whole rollouts."""
 FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",
@@ -451,12 +457,12 @@ FEATURES: dict[tuple[str, ...], str] = {
     ("once",): "loop",
     ("repaired",): "invalid_call",
 }
-"""Without a reference: the cause of a rollout that lacks a feature of passed rollouts. Keys are the kind of the feature
-and of its tools."""
+"""For rollouts without a reference: feature that passed rollouts have -> cause of a failed rollout that lacks it. A key
+has the kind of the feature and the kinds of its tools."""
 EXCESSES: dict[tuple[str, ...], str] = {
     ("called", "write"): "extra_write",
     ("called", "handover"): "over_escalation",
     ("sourced", "write"): "wrong_computation",
 }
-"""Likewise the cause of a rollout that has a feature which passed rollouts lack: a value that stands in an earlier
-message where others work it out is computed wrongly."""
+"""Feature that passed rollouts lack -> cause of a failed rollout that has it. For example, passed rollouts compute a
+value, and the failed one copies it from an earlier message: the value is computed wrongly."""

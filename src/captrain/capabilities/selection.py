@@ -1,10 +1,10 @@
-"""The comparison of failed with passed rollouts from cached labels, and the selection made from it.
+"""Compares failed with passed rollouts by their labels, and selects capabilities.
 
 Source: TRACE, capability selection. Per run, ER-(c) = LACKING / (LACKING + PRESENT) among failed rollouts, ER+(c) the
 same among passed ones, gap = ER- - ER+, coverage = LACKING among failed / all failed. We add two things. A rate without
 a denominator is undefined, never 0. A bootstrap over tasks gives the interval of the gap, because a gap of few rollouts
-may be chance, and trials of one task are much alike. `selection_rule.py` decides on these numbers. All of it
-is arithmetic on labels: thresholds can be replayed in seconds.
+may be chance, and trials of one task are much alike. `selection_rule.py` decides on these numbers. Nothing is labelled
+or played here, so other thresholds can be tried in seconds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ CHUNK = 1 << 19
 
 @dataclass(frozen=True)
 class SelectionResult:
-    """Selected capabilities, best first, and the account of the selection."""
+    """The selected capabilities, best first, and the account of the selection."""
 
     report: SelectionAccount
     capabilities: list[Capability]
@@ -54,9 +54,9 @@ class Verdicts:
     codes: verdicts (candidates, label sets, rollouts); one label set for each run, or a single one if all runs agree.
     counts: how often a run's resample drew a rollout (runs, rollouts). is_candidate: whether a run proposed a candidate
     (candidates, runs). failed: (rollouts,). tasks: number of each rollout's task, from 0 without gaps (rollouts,).
-    could: whether a rollout could lack a candidate, so that it counts in the coverage (candidates, rollouts); None: all
-    could. proven: whether a failed rollout passes only with the repair of a candidate (candidates, rollouts); None: not
-    tested.
+    could_lack: whether a rollout could lack a candidate, so that it counts in the coverage (candidates, rollouts);
+    None: all could. proven: whether a failed rollout passes only with the repair of a candidate (candidates, rollouts);
+    None: not tested.
     """
 
     codes: Codes
@@ -64,11 +64,11 @@ class Verdicts:
     is_candidate: Flags
     failed: Flags
     tasks: Places
-    could: Flags | None = None
+    could_lack: Flags | None = None
     proven: Flags | None = None
 
     def runs_saying(self, row: int, code: int) -> Floats:
-        """The number of a candidate's runs in which each rollout has this verdict, (rollouts,)."""
+        """Return, for each rollout, the number of a candidate's runs that gave it this verdict: (rollouts,)."""
         runs_of_set = self.is_candidate[row].reshape(self.codes.shape[1], -1).sum(axis=1)
         return runs_of_set.astype(float) @ (self.codes[row] == code).astype(float)
 
@@ -82,8 +82,8 @@ class Estimate:
     """Estimates for one candidate.
 
     contrast: input of the rule. gap_high, er_failed, er_passed: upper bound of the gap, and error rates. low: lower
-    bound, unrounded, NaN if the gap is undefined in most resamples. undefined: number of these. shortfalls: what its
-    runs fall short of. proven: share of proven failures with its interval; None if not tested.
+    bound, unrounded, NaN if the gap is undefined in most resamples. undefined: number of these. shortfalls: the
+    conditions that its runs miss, with counts. proven: share of proven failures with its interval; None if not tested.
     """
 
     contrast: Contrast
@@ -109,7 +109,7 @@ def select(
 
     Args:
         labels: of all runs.
-        candidates: that the labels are about.
+        candidates: the capabilities in the labels.
         selection: thresholds.
         count: most capabilities selected.
         seed: of the resamples.
@@ -126,7 +126,7 @@ def select(
 def select_by_verdicts(
     verdicts: Verdicts, candidates: Sequence[Capability], selection: spec.SelectionSettings, count: int, seed: int
 ) -> SelectionResult:
-    """As `select`; the rows of `verdicts` are the candidates, in order."""
+    """Select as `select` does, from labels as arrays. Row i of `verdicts` belongs to candidate i."""
     gaps, shares = _resampled(verdicts, selection.resamples, seed)
     limits = Limits(
         delta=selection.delta,
@@ -183,22 +183,22 @@ def _arrays(
 
 
 def code_of(label: Label) -> int:
-    """The code of a label's verdict."""
+    """Return the code of a label's verdict (see `PRESENT`)."""
     return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
 
 
 def _terms(verdicts: Verdicts, row: int, lacking: Floats, present: Floats) -> Floats:
     """Return what each rollout adds to the sums of a candidate's rates: (5, rollouts). Labels are (rollouts,).
 
-    All are whole numbers, so that their sums are exact in any order.
+    The terms are whole numbers, so their sums are exact in any order.
     """
     failed = verdicts.failed
-    reach = failed if verdicts.could is None else failed & verdicts.could[row]
+    reach = failed if verdicts.could_lack is None else failed & verdicts.could_lack[row]
     return np.array([lacking * failed, present * failed, lacking * ~failed, present * ~failed, reach], float)
 
 
 def _rates(sums: Floats, runs: int = 1) -> Floats:
-    """Error rates of failed and passed rollouts, gap and coverage of a candidate, NaN where undefined: (4, weightings).
+    """Return a candidate's error rates on failed and on passed rollouts, gap and coverage, (4, weightings) or NaN.
 
     `sums` are weighted sums of `_terms`, (5, weightings), with labels summed over `runs`.
     """
@@ -208,11 +208,11 @@ def _rates(sums: Floats, runs: int = 1) -> Floats:
 
 
 def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, Floats]:
-    """The pooled gap and the share of proven failures of each candidate in each resample of the tasks: (candidates,
+    """Return each candidate's pooled gap and share of proven failures in each resample: two arrays (candidates,
     resamples).
 
-    A drawn task brings all of its rollouts. All candidates share the resamples, so that an interval does not depend on
-    the other candidates. The weights are drawn in parts, because all of them would fill the memory.
+    Tasks are drawn, each with all of its rollouts. All candidates share the resamples, so the interval of one does not
+    depend on the others. The weights are drawn in chunks to bound memory.
     """
     rows, tasks, generator = len(verdicts.codes), int(verdicts.tasks.max()) + 1, np.random.default_rng(seed)
     chances = np.full(tasks, 1 / tasks)
@@ -221,7 +221,7 @@ def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, F
     def by_task(values: Floats | Flags) -> Floats:
         return np.bincount(verdicts.tasks, values, tasks).astype(float)
 
-    # A resample weighs whole tasks: sums over the rollouts of each task are made once, and not in every resample.
+    # A resample weighs whole tasks, so sum over the rollouts of each task once, before resampling.
     terms = np.empty((rows, 5, tasks))
     for row in range(rows):
         lacking, present = verdicts.runs_saying(row, LACKING), verdicts.runs_saying(row, PRESENT)
@@ -289,7 +289,7 @@ def _estimate(verdicts: Verdicts, row: int, slug: str, gaps: Floats, shares: Flo
 def _account(
     candidate: Capability, estimate: Estimate, decision: Decision, limits: Limits, resamples: int
 ) -> CandidateAccount:
-    """The decision on a candidate with its reason: why it is selected, or all that it falls short of."""
+    """Return the candidate's entry in the account, with the reason why it is selected or which conditions it misses."""
     contrast = estimate.contrast
     retained = f"retained in {decision.retained} of {len(contrast['per_run'])} runs"
     rank = f"it ranks {decision.rank} and {limits['count']} are kept"
@@ -334,12 +334,12 @@ def _account(
 
 
 def number_or_none(value: float) -> float | None:
-    """Round a number; None for NaN."""
+    """Round a number to six decimals; return None for NaN."""
     return None if np.isnan(value) else round(float(value), 6)
 
 
 def selection_table(report: SelectionAccount) -> Table:
-    """The account as a table, with the reasons why candidates were not selected. It fits a terminal of 80 columns."""
+    """Tabulate the account, with the reasons why candidates were not selected. The table is at most 80 columns wide."""
     counts, reasons = report["rollouts"], list[str]()
     title = f"Candidates on {counts['passed']} passed and {counts['failed']} failed rollouts"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, caption_justify="left")

@@ -3,11 +3,11 @@
 Source: TRACE, capability selection. A labelling run retains a candidate if its gap and coverage reach their thresholds
 there; a candidate is selected if enough runs retain it. There are two additions. A run with an undefined gap has no
 vote. And the lower bound of the pooled gap must exceed a floor; a gap that is undefined in most resamples has no bound.
-So the many resamples decide once whether there is anything to contrast, and not the few runs by chance.
+So the many resamples decide whether there is a contrast, and not a few runs by chance.
 
-A weak agent passes only easy tasks, and then there is nothing to contrast. A proven need does not require a contrast.
-With a threshold `proof`, a candidate is also selected if its share of the failures that need its repair (by replay) has
-a lower bound that reaches `proof`. Such candidates rank behind those that the contrast selects.
+A weak agent passes only easy tasks, so its failed and passed rollouts cannot be compared. Proofs work without a
+comparison. With a threshold `proof`, a candidate is also selected if its share of the failures that need its repair (by
+replay) has a lower bound that reaches `proof`. Such candidates rank behind those that the contrast selects.
 
 The rule uses only the account of a selection (results/capabilities/selection.json), with its rounded numbers. So the
 selection, its replay under other thresholds, the stability table and the report's sliders
@@ -112,8 +112,8 @@ def read_selection(results: Path) -> SelectionAccount:
 class Decision:
     """The rule's decision on one candidate.
 
-    It says how many runs retain it and must, whether the lower bound of its gap exceeds the floor, its rank from 1,
-    whether it is selected, and whether by proof alone.
+    retained: number of runs that retain it. required: number of runs that must. bounded: whether the lower bound of its
+    gap exceeds the floor. rank: from 1. by_proof: whether it is selected by proof alone.
     """
 
     id: str
@@ -138,9 +138,9 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
     for candidate in candidates:
         gap, coverage, runs = candidate["gap"], candidate["coverage"], candidate["per_run"]
         retained = sum(is_retained(run, limits) for run in runs)
-        # The configured share of the runs that have a say. A run without a coverage speaks against the candidate; one
-        # with a coverage and no gap has no say, as its resample has nothing to contrast, and where no run has one none
-        # is enough.
+        # The required number is the configured share of the runs that have a vote. A run without a coverage votes
+        # against the candidate. A run with a coverage and without a gap has no vote. If no run has a vote, the
+        # candidate cannot reach the required number.
         voting = sum(run["gap"] is not None or run["coverage"] is None for run in runs)
         required = math.ceil(limits["agreement"] * voting / len(runs)) or limits["agreement"]
         bounded = candidate["gap_low"] is not None and candidate["gap_low"] > limits["floor"]
@@ -160,10 +160,10 @@ def decide(candidates: Sequence[Contrast], limits: Limits) -> list[Decision]:
 
 
 def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str]:
-    """The capabilities that other thresholds would select, in rank order, without new labels or resamples.
+    """Return the capabilities that other thresholds would select, in rank order. This needs no new labels or resamples.
 
     Args:
-        account: of a selection; its agreement, floor and count stay.
+        account: account of a selection, whose agreement, floor and count are kept.
         delta: least gap.
         coverage: least coverage.
     """
@@ -172,7 +172,7 @@ def replay(account: SelectionAccount, delta: float, coverage: float) -> list[str
 
 
 def undecided(account: SelectionAccount) -> list[str]:
-    """The candidates that more rollouts may decide.
+    """Return the candidates that more rollouts may decide.
 
     Their coverage is high enough, and either their gap is undefined, or only its lower bound is too low.
     """
@@ -189,26 +189,29 @@ def undecided(account: SelectionAccount) -> list[str]:
 
 
 def is_retained(run: RunRates, limits: Limits) -> bool:
-    """Tell whether a run retains a candidate: its gap and coverage are defined and reach their thresholds."""
+    """Return whether a run retains a candidate: its gap and coverage are defined and reach their thresholds."""
     gap, coverage = run["gap"], run["coverage"]
     return gap is not None and coverage is not None and gap >= limits["delta"] and coverage >= limits["coverage"]
 
 
 def mean_gap(candidate: Contrast) -> float | None:
-    """The mean of the defined gaps; None without any.
+    """Return the mean of the defined gaps over runs; None if no gap is defined.
 
-    Gaps have six digits, so sums of millionths are exact and the report's script finds the same mean.
+    Gaps have six decimals and are summed as whole millionths, so the report's script computes the same mean.
     """
     gaps = [round(run["gap"] * 1e6) for run in candidate["per_run"] if run["gap"] is not None]
     return sum(gaps) / (1e6 * len(gaps)) if gaps else None
 
 
 def stability_table(account: SelectionAccount) -> "pd.DataFrame":
-    """Tabulate what each labelling run alone retains, the paper's figure of stability over runs: run (from 0),
-    capability, gap, coverage (empty where undefined), and `kept`, whether the run retains it, by run and id.
+    """Tabulate which candidates each labelling run retains by itself, as in the paper's figure of stability over runs.
 
     Args:
-        account: of the selection; interval and agreement are of all runs together, and have no say here.
+        account: account of the selection. Interval and agreement concern all runs together and are not used.
+
+    Returns:
+        A row for each run and candidate, in the order of runs and ids: run (from 0), capability, gap, coverage (empty
+        if undefined), and `kept`, whether the run retains it.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""What speaks against a reference: the policy, the records, or that the log is of another task."""
+"""Reasons why a reference may be wrong: the policy, the records, or a log that belongs to another task."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from captrain.capabilities.view import RolloutView
 from captrain.records import JsonObject
 
 LONG = 5
-"""Characters of an identifier that does not occur by chance."""
+"""Minimum number of characters of an identifier that does not occur by chance."""
 COMMON = 3
-"""One in so many identifiers of a reference may occur in dialogues of any task."""
+"""One in this many identifiers of a reference may occur in the dialogue of any task."""
 
 
 def suspicions(view: RolloutView) -> Iterator[str]:
-    """Yield what speaks against the reference of a rollout."""
+    """Yield the reasons why the reference of a rollout may be wrong."""
     if is_foreign(view):
         yield "nothing that the task names occurs in the log, where the user names other things: it is of another task"
         return
@@ -29,23 +29,23 @@ def suspicions(view: RolloutView) -> Iterator[str]:
 
 
 def _against_person(view: RolloutView, goal: str, person: JsonObject) -> Iterator[str]:
-    """A person of whom records say otherwise, or of whom nobody has spoken."""
+    """Yield a reason if the records contradict a person's data, or if neither records nor user name the person."""
     name, records = f"{person['first_name']} {person['last_name']}", view.context.book.people(person)
     for field, value in person.items():
         values = {str(record[field]) for record in records if field in record}
         if values and str(value) not in values and not says(f"{view.facts.script}\n{view.user}", value):
             yield f"{goal}: {field} of {name} is {value}, where records say {', '.join(sorted(values))}"
-    # Both names in one message: those of two people are no third person.
+    # Both names must be in one message, because names of two people do not make a third.
     texts = [view.facts.script, *map(view.text, view.users())]
     if not records and not any(says(text, [person["first_name"], person["last_name"]]) for text in texts):
         yield f"{goal}: {name} is in no record, and the user does not speak of such a person"
 
 
 def is_foreign(view: RolloutView) -> bool:
-    """Tell whether the dialogue is of another task.
+    """Return whether the dialogue belongs to another task.
 
-    The user names things, and nothing that the script identifies occurs in the log, nor much of what the reference
-    does, which has common things, too.
+    It does if the user names identifiers and none of the script's identifiers occur in the log. Of the reference's
+    identifiers at most one in `COMMON` may occur; none if there is no script.
     """
     script = {*identifiers_in(view.facts.script, LONG)}
     reference = {*identifiers_in("\n".join(text_of(goal.arguments) for goal in view.expected), LONG)}

@@ -1,4 +1,4 @@
-"""Values and phrases in text: what counts as an identifier, a number, a refusal or a consent. One definition each.
+"""Recognizes values and phrases in text: identifiers, numbers, refusals, consent and others. Each has one definition.
 
 `tests/capabilities/test_text.py` has a table of examples for every pattern.
 """
@@ -16,7 +16,7 @@ from captrain.records import Message, leaves
 
 QUOTED = 140
 PROSE = 4
-"""A value of more words is prose, which nobody copies."""
+"""A value of more words is prose, which is not compared."""
 LONGEST = 40
 """Longest value, in characters, that is compared as a value."""
 SMALL = 10
@@ -32,7 +32,7 @@ CODE = re.compile(r"[#\w-]+")
 WHOLE = re.compile(r"-?\d+\.0")
 BEFORE_NAME, BEFORE_NUMBER = re.compile(r"(?<![\w.#])#?\Z"), re.compile(r"(?<![\w.#])\Z")
 AFTER_WORD = re.compile(r"(?:\.0+)?(?!\w|\.\d)")
-"""What stands around a whole word."""
+"""Patterns of the text before and after a whole word."""
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 ERROR = re.compile(r"\w*(error|exception|traceback)\b", re.IGNORECASE)
 NOT_FOUND = re.compile(r"\bnot found\b|\bno (such|match)|\bdoes not exist\b", re.IGNORECASE)
@@ -70,16 +70,16 @@ STANDING = re.compile(r"\b(?!a |the |your |my |our )\w+ (?:member|customer|subsc
 AS_AGENT = re.compile(r"\bhow (can|may) i (help|assist) you\b|\banything else i can (help|assist)\b", re.IGNORECASE)
 
 SORTED = json.JSONEncoder(sort_keys=True)
-"""Writes values as `json.dumps` does, and is made once."""
+"""Encoder with the settings of `text_of`: `json.dumps` would make a new one for each value."""
 
 
 def text_of(value: object) -> str:
-    """A JSON value as a reader would quote it."""
+    """Return text unchanged, and any other JSON value as JSON."""
     return value if isinstance(value, str) else SORTED.encode(value)
 
 
 def atoms(value: object) -> Iterator[object]:
-    """The plain values inside a JSON value."""
+    """Yield the values inside a JSON value that are no list, object or null."""
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list):
@@ -90,18 +90,18 @@ def atoms(value: object) -> Iterator[object]:
 
 
 def plain(text: str) -> str:
-    """A text in lower case without bold marks, where runs of spaces and dashes are one space: for phrases."""
+    """Normalise a text for matching phrases: lower case, no bold marks, runs of spaces and dashes as one space."""
     return SPACE.sub(" ", text.lower().replace("**", "").replace("-", " "))
 
 
 @lru_cache(4096)
 def squeezed(text: str) -> str:
-    """A text in lower case without thousands separators and currency marks: for values."""
+    """Normalise a text for matching values: lower case, without thousands separators and dollar signs."""
     return text.lower().replace(",", "").replace("$", "").replace("‑", "-")
 
 
 def says(text: str, value: object) -> bool:
-    """Tell whether the text holds every string and number of the value as whole words; false for an empty value."""
+    """Return whether the text has every string and number of the value as whole words; False for an empty value."""
     text, words = squeezed(text), [squeezed(leaf).strip() for leaf in leaves(value)]
     words = [word for word in words if word]
     return bool(words) and all(_occurs(text, word) for word in words)
@@ -121,10 +121,10 @@ def _occurs(text: str, word: str) -> bool:
 
 
 def same(expected: object, actual: object) -> bool:
-    """Tell whether two argument values come to the same; an object `actual` may hold more.
+    """Return whether two argument values are equivalent.
 
-    Text is compared exactly, a number with its decimal text, a list of plain values in any order, a list of objects in
-    its order, an object by the entries of `expected`.
+    A number equals its decimal text. Lists of plain values are equal in any order, other lists in the same order. An
+    object may have more entries than `expected`. Everything else is compared exactly.
     """
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         return all(same(value, actual.get(name)) for name, value in expected.items())
@@ -150,14 +150,14 @@ def spelled_list(value: object) -> object:
 
 
 def are_plain(values: list[object]) -> bool:
-    """Tell whether all values are text or numbers."""
+    """Return whether all values are text or numbers."""
     return all(isinstance(value, str | int | float) for value in values)
 
 
 def number_of(value: object) -> object:
-    """Return the number that a value is or spells, else the value. A truth value is no number, nor is a code like 007.
+    """Return a number, or a text that spells one, as a Decimal; a truth value as text; any other value unchanged.
 
-    Numbers are exact, because long ids differ in digits that a float does not hold.
+    Decimals are exact: long ids differ in digits that a float does not hold. A code such as 007 is not a number.
     """
     if isinstance(value, bool):
         return str(value)
@@ -165,17 +165,17 @@ def number_of(value: object) -> object:
 
 
 def is_identifier(value: object) -> TypeGuard[str]:
-    """Tell whether a value has letters and digits, or at least eight digits, and is no date."""
+    """Return whether a value has letters and digits, or at least eight digits, and is not a date."""
     return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None and not DATE.fullmatch(value)
 
 
 def identifiers_in(text: str, least: int = 2) -> list[str]:
-    """The identifiers of at least so many characters in a text."""
+    """Return the identifiers in a text that have at least `least` characters."""
     return [code for code in CODE.findall(text) if len(code) >= least and is_identifier(code)]
 
 
 def shape(value: str) -> str:
-    """The pattern that identifiers of one kind share: a prefix and a count of digits, a length, or words and digits."""
+    """Return the shape that identifiers of one kind share: prefix and number of digits, length, or words and digits."""
     if re.fullmatch(r"\w+", value.strip("#")) and "_" not in value and not re.fullmatch(r"#?[A-Za-z]{1,2}\d+", value):
         return str(len(value))
     digits = re.sub(r"\d", "9", value)
@@ -183,44 +183,44 @@ def shape(value: str) -> str:
 
 
 def is_prose(value: object) -> bool:
-    """Tell whether a value is several words, which nobody copies."""
+    """Return whether a value is prose: text of more than `PROSE` words."""
     return isinstance(value, str) and len(value.split()) > PROSE
 
 
 def is_value(value: object) -> bool:
-    """Tell whether a value is short enough to be compared."""
+    """Return whether a value is short enough to be compared."""
     text = text_of(value)
     return len(text) <= LONGEST and not is_prose(text)
 
 
 def is_common(value: object) -> bool:
-    """Tell whether a value may come from anywhere: a truth value, a small number, nothing."""
+    """Return whether a value is likely to occur by chance: a truth value, a small number, or an empty value."""
     return isinstance(value, bool) or value in ("", None) or (isinstance(value, int | float) and abs(value) < SMALL)
 
 
 def quoted(text: str) -> str:
-    """The beginning of a text in one line, in quotation marks."""
+    """Return the beginning of a text in one line, in quotation marks."""
     text = " ".join(text.split())
     return f'"{text if len(text) <= QUOTED else text[: QUOTED - 2] + " …"}"'
 
 
 def asks_consent(text: str) -> bool:
-    """Tell whether words of the assistant ask the user to agree to something."""
+    """Return whether a text of the assistant asks the user for consent."""
     return ("?" in text and PROPOSAL.search(text) is not None) or REQUEST.search(plain(text)) is not None
 
 
 def refuses(text: str) -> bool:
-    """Tell whether words of the assistant say that something cannot be done."""
+    """Return whether a text of the assistant says that something cannot be done."""
     return REFUSAL.search(plain(text)) is not None
 
 
 def split_mark(text: str) -> tuple[list[str], str]:
-    """The marks by which a simulated user closes a conversation, and the other words."""
+    """Split a text into the marks with which a simulated user ends a conversation, and the other words."""
     return CLOSING_MARK.findall(text), CLOSING_MARK.sub("", text).strip()
 
 
 def result_of(message: Message) -> object:
-    """Read the content of a tool message: as JSON where it is JSON, else as its text."""
+    """Return the content of a tool message, parsed if it is JSON."""
     content = message.get("content") or ""
     try:
         return json.loads(content)
@@ -229,24 +229,24 @@ def result_of(message: Message) -> object:
 
 
 def reports_error(message: Message) -> bool:
-    """Tell whether a tool message reports an error: by a flag, an `error` entry of its JSON, or how its text begins."""
+    """Return whether a tool message reports an error: by a flag, an `error` entry in its JSON, or its first words."""
     return is_error(message, result_of(message))
 
 
 def is_error(message: Message, result: object) -> bool:
-    """Tell whether a tool message with this result reports an error."""
+    """Return whether a tool message with this parsed result reports an error."""
     has_error_entry = isinstance(result, Mapping) and bool(result.get("error"))
     begins_as_error = isinstance(result, str) and ERROR.match(result) is not None
     return bool(message.get("error")) or has_error_entry or begins_as_error
 
 
 def is_malformed(message: Message) -> bool:
-    """Tell whether an assistant message has the marks of a tool call left in its text."""
+    """Return whether an assistant message contains a tool call as text."""
     is_marked = bool(message.get("unexecuted")) or any(mark in (message.get("content") or "") for mark in CALL_MARKS)
     return message["role"] == "assistant" and is_marked
 
 
 def is_reply(message: Message) -> bool:
-    """Tell whether an assistant message speaks to the user: words, and no call."""
+    """Return whether an assistant message is addressed to the user: it has words and no call."""
     spoken = message["role"] == "assistant" and bool((message.get("content") or "").strip())
     return spoken and not message.get("tool_calls") and not is_malformed(message)

@@ -40,9 +40,9 @@ ENVIRONMENTS = re.compile(
     "click|computer|create|done|edit|finish|glob|goto|grep|hover|insert|ls|multiedit|open|press|read|screenshot|scroll|"
     "search|stop|submit|type|view|wait|write"
 )
-"""Whole names, too, of one word: also those that end a run with its answer."""
+"""Whole tool names, including single words and tools that end a run with its answer."""
 SUBJECTS = re.compile("book|charge|claim|email|file|issue|label|link|loan|order|post|record|schedule|tag|ticket")
-"""Verbs that, before another verb, name what a tool is about: `email_get_message`."""
+"""Words that are nouns if another verb follows, as in `email_get_message`."""
 CHANGES = ("write", "unknown")
 """Kinds of tools that may change something."""
 EFFECTS = (*CHANGES, "handover")
@@ -51,7 +51,7 @@ EFFECTS = (*CHANGES, "handover")
 
 @cache
 def kind_of(tool: str) -> ToolKind:
-    """Guess from its whole name what a tool does; "unknown" where the name does not say."""
+    """Guess from a tool's whole name what it does; "unknown" if the name does not show it."""
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", tool).lower())
     first, others = "".join(words[:1]), words[1:]
     if any(map(HANDOVERS.fullmatch, words)) or ("transfer" in words and any(map(COLLEAGUES.fullmatch, words))):
@@ -75,10 +75,10 @@ class Toolbox:
 
     Args:
         tools: their schemas.
-        kinds: what tools do, where it is known. Otherwise annotations of the schemas tell, or the names.
-        keys: arguments that name records, each with the common name of its kind of record. None: those that a read and
-            another tool share.
-        fields: what each read has always returned, where it is known.
+        kinds: what tools do, as far as known. For other tools, annotations of the schemas or names decide.
+        keys: arguments that name records, each with the common name of its kind of record. None: arguments that a read
+            and a change share.
+        fields: tool -> fields that each of its answers has, as far as known.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class Toolbox:
 
     @property
     def unnamed(self) -> dict[str, ToolKind]:
-        """Kinds of the tools whose names suggest another kind. A tool whose name says nothing may change something."""
+        """Kinds of the tools whose names suggest another kind. An uninformative name suggests a change."""
         kinds = {name: (self.kind(name), kind_of(name)) for name in self.schemas}
         differing = [name for name, pair in kinds.items() if pair[0] != pair[1] and {*pair} - {*CHANGES}]
         return {name: self.kind(name) for name in differing}
 
     def kind(self, tool: str) -> ToolKind:
-        """Tell what a call of the tool does."""
+        """Return what a call of the tool does."""
         return self.declared.get(tool) or kind_of(tool)
 
     def shared_names(self, keys: Collection[str], lookups: Collection[str], changes: Collection[str]) -> dict[str, str]:
-        """Argument names shared by a keyless write and a read tool.
+        """Return the argument names that a change without a key shares with a read tool.
 
         Reads that search are left out. A pair is also left out if both tools were called, since then values would have
         shown the key.
@@ -128,6 +128,6 @@ class Toolbox:
         }
 
     def accepts(self, tool: str, arguments: Mapping[str, object]) -> bool:
-        """Tell whether the tool exists, takes these arguments, and has all required ones."""
+        """Return whether the tool exists, takes these arguments, and gets all required ones."""
         schema = self.schemas.get(tool)
         return schema is not None and {*schema.get("required", [])} <= {*arguments} <= {*schema.get("properties", {})}

@@ -1,9 +1,9 @@
 """Majority verdicts over several labelling runs, and which capabilities failed rollouts lack or demand together.
 
-Runs of an analyst that samples may disagree on a rollout: a verdict counts if more than half of the runs that labelled
-it agree. Everything that needs one answer (pairs, agreement with the programmatic analyst, the report) asks here. One
-adapter is enough for a task that demands one capability. For tasks that demand two, the most frequent pairs get an
-environment of both.
+Runs of an analyst that samples may disagree on a rollout. A verdict counts if more than half of the runs that labelled
+the rollout agree. Pairs, the agreement with the programmatic analyst, and the report use these verdicts. One adapter is
+enough for a task that demands one capability. For tasks that demand two, the most frequent pairs get an environment of
+both.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from captrain.records import Label, RolloutLabels, Verdict
 
 
 def is_majority(votes: Collection[bool]) -> bool:
-    """Tell whether more than half of the votes are yes."""
+    """Return whether more than half of the votes are yes."""
     return 2 * sum(votes) > len(votes)
 
 
 def labels_of_rollouts(labels: Iterable[RolloutLabels]) -> dict[str, dict[str, list[Label]]]:
-    """The labels of each rollout and capability, one per run that labelled them, in the order of the rows."""
+    """Return rollout -> capability -> its labels, one per run that labelled it, in the order of the rows."""
     rollouts: dict[str, dict[str, list[Label]]] = {}
     for row in labels:
         capabilities = rollouts.setdefault(row.rollout, {})
@@ -29,7 +29,7 @@ def labels_of_rollouts(labels: Iterable[RolloutLabels]) -> dict[str, dict[str, l
 
 
 def majority_verdicts(labels: Iterable[RolloutLabels], verdicts: Collection[Verdict]) -> dict[str, frozenset[str]]:
-    """The capabilities of each rollout that most runs gave one of these verdicts, in the order of the rows."""
+    """Return, for each rollout, the capabilities to which most runs gave one of these verdicts."""
     return {
         rollout: frozenset(
             slug for slug, runs in capabilities.items() if is_majority([label.verdict in verdicts for label in runs])
@@ -39,13 +39,13 @@ def majority_verdicts(labels: Iterable[RolloutLabels], verdicts: Collection[Verd
 
 
 def needs(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
-    """The selected capabilities that each failed rollout lacks (maybe none), in the order of the labels."""
+    """Return, for each failed rollout, the selected capabilities that it lacks, in the order of the labels."""
     sets = majority_verdicts((row for row in labels if row.outcome == "failed"), ("LACKING",))
     return {rollout: capabilities.intersection(selected) for rollout, capabilities in sets.items()}
 
 
 def demands(labels: Sequence[RolloutLabels], selected: Collection[str]) -> dict[str, frozenset[str]]:
-    """The selected capabilities that each failed rollout's task demands: those that it lacks or shows."""
+    """Return, for each failed rollout, the selected capabilities that its task demands: it lacks or shows them."""
     sets = majority_verdicts((row for row in labels if row.outcome == "failed"), ("LACKING", "PRESENT"))
     return {rollout: capabilities.intersection(selected) for rollout, capabilities in sets.items()}
 

@@ -41,7 +41,7 @@ from captrain.capabilities.text import (
 from captrain.capabilities.toolbox import CHANGES, EFFECTS, Toolbox
 from captrain.records import Message, Milestone, Rollout, leaves
 
-END = 1_000_000
+PAST_END = 1_000_000
 """A message index beyond every dialogue."""
 MOST_NUMBERS = 100
 """Maximum number of numbers of a tool's result that are combined in pairs."""
@@ -176,7 +176,7 @@ class RolloutView:
 
     @cached_property
     def lookups(self) -> list[Call]:
-        """All reads, a user's included."""
+        """All reads, including those of the user."""
         return [call for call in self.calls if call.kind == "read"]
 
     @cached_property
@@ -226,38 +226,38 @@ class RolloutView:
 
     @property
     def closing(self) -> int:
-        """The message of the transfer, else the assistant's last one."""
+        """The index of the message that transfers to a human; without one, of the assistant's last message."""
         return self.handover.message if self.handover else self.last
 
     @property
     def ending(self) -> str:
-        """Why the dialogue ended, in words."""
+        """The reason why the dialogue ended, in words."""
         return self.facts.ending.replace("_", " ")
 
     def text(self, index: int) -> str:
-        """The words of a message."""
+        """Return the text of a message."""
         return text_of(self.messages[index].get("content") or "")
 
     def users(self, before: int | None = None) -> list[int]:
-        """The user's messages, up to a message."""
+        """Return the indices of the user's messages before message `before`; None: of all."""
         return [index for index, message in enumerate(self.messages[:before]) if message["role"] == "user"]
 
     def replies(self, before: int | None = None) -> list[int]:
-        """The assistant's messages to the user, up to a message."""
+        """Return the indices of the assistant's messages to the user before message `before`; None: of all."""
         return [index for index, message in enumerate(self.messages[:before]) if is_reply(message)]
 
     def user_before(self, before: int | None = None) -> str:
-        """All that the user said before a message."""
+        """Return the text of all user messages before message `before`; None: of all."""
         return "\n".join(self.text(index) for index in self.users(before))
 
     @cached_property
     def user(self) -> str:
-        """All that the user said."""
+        """The text of all user messages."""
         return self.user_before()
 
     @cached_property
     def wishes(self) -> str:
-        """All that the user said or was told to say, normalised by `plain`."""
+        """The text of all user messages and of the user's script, normalised by `plain`."""
         return plain(f"{self.user}\n{self.facts.script}")
 
     @cached_property
@@ -276,13 +276,16 @@ class RolloutView:
 
     @cached_property
     def refusals(self) -> list[int]:
-        """The assistant's messages that say that something cannot be done."""
+        """The indices of the assistant's messages that say that something cannot be done."""
         spoken = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         return [index for index in spoken if refuses(self.text(index))]
 
     @cached_property
     def left(self) -> int | None:
-        """The user's last message, if the user leaves on a question without declining, or has said nothing else."""
+        """The index of the user's last message if the simulated user left too early; None otherwise.
+
+        It left too early if that message was its only one, or if it left a question open without declining.
+        """
         users = self.users()
         marks, words = split_mark(self.text(users[-1])) if users else ([], "")
         if not marks or self.handover:
@@ -294,10 +297,11 @@ class RolloutView:
         return place if AWAITS_REPLY.search(question[-300:]) and (CONSENT.fullmatch(words) or "?" in words) else None
 
     def proposal(self, call: Call) -> int:
-        """The reply that first put a write to the user, else the write's own message.
+        """Return the index of the reply that proposed a write to the user; without one, of the write's own message.
 
-        That is the first reply with an identifier that only the assistant brought up, else the first that asks for
-        consent and names the record, else the last that asks for consent, if it speaks of what the tool does.
+        It is the first of these that exists: the first reply with an identifier that the assistant introduced; the
+        first reply that asks for consent and names the record; the last reply that asks for consent, if it has a word
+        of the tool's name.
         """
         replies = self.replies(call.message) if call.by == "assistant" else []
         codes = [leaf for leaf in leaves(call.content) if len(leaf) > 3 and is_identifier(leaf)]
@@ -322,7 +326,7 @@ class RolloutView:
         return bool(replies) and (says("\n".join(replies), write.record) or asks_consent(replies[-1]))
 
     def first_telling(self, value: str) -> int | None:
-        """The first message in which the assistant tells the value. Short values must be whole words."""
+        """Return the first message in which the assistant tells the value. Short values must be whole words."""
         expected = squeezed(value)
         for index, message in enumerate(self.messages):
             text, is_long = self.text(index), len(value) > SHORT
@@ -336,8 +340,8 @@ class RolloutView:
         is_undone = any(pair.write is None for pair in self.pairs)
         return is_undone or any(self.first_telling(value) is None for value in self.informs)
 
-    def informed(self, values: Iterable[str]) -> list[str]:
-        """The values that the reference's last message tells and the user did not say."""
+    def told_by_reference(self, values: Iterable[str]) -> list[str]:
+        """Return those of the values that the reference's last message tells and the user did not say."""
         return [value for value in values if says(self.expected_final or "", value) and not says(self.user, value)]
 
     # Where values come from
@@ -347,22 +351,22 @@ class RolloutView:
         return [(message["role"], place, self.text(place)) for place, message in enumerate(self.messages)]
 
     def seen(self, value: object, before: int, *roles: str) -> list[int]:
-        """The messages of these roles, before a message, that hold the value."""
+        """Return the indices of the messages of these roles before message `before` that contain the value."""
         return [place for role, place, text in self._texts if place < before and role in roles and says(text, value)]
 
-    def in_view(self, value: object, before: int = END) -> bool:
+    def in_view(self, value: object, before: int = PAST_END) -> bool:
         """Return whether a user or tool message contains the value before message `before`."""
         return bool(self.seen(value, before, "user", "tool"))
 
     def knows(self, value: object) -> bool:
-        """Return whether a value is common, stands in log, script or policy, or follows from two numbers of a tool."""
+        """Return whether a value is common, in the log, script or policy, or computable from a tool's numbers."""
         texts = (self.facts.script, self.context.policy)
-        is_seen = is_common(value) or self.seen(value, END, "user", "tool", "system", "developer")
+        is_seen = is_common(value) or self.seen(value, PAST_END, "user", "tool", "system", "developer")
         return bool(is_seen) or any(says(text, value) for text in texts) or number_of(value) in self._worked_out
 
     @cached_property
     def _worked_out(self) -> set[object]:
-        """Sums, differences and products of two numbers that one tool returned."""
+        """The sums, differences and products of each two numbers in one tool result."""
         numbers = set[object]()
         for call in self.calls:
             shown = {number_of(value) for value in atoms(call.result)}
@@ -390,23 +394,23 @@ class RolloutView:
 
     @cached_property
     def shapes(self) -> set[str]:
-        """Shapes of the identifiers that reads take as arguments."""
+        """The shapes of the identifiers that reads take as arguments (see `captrain.capabilities.text.shape`)."""
         reads = [call for call in (*self.calls, *self.goals) if call.kind == "read"]
         return {shape(value) for call in reads for value in call.arguments.values() if is_identifier(value)}
 
     def records(self, call: Call) -> list[tuple[str, str]]:
-        """The arguments of a call that name records, in reverse order."""
+        """Return (name, value) of the arguments of a call that name records, in reverse order."""
         entries = [(name, value) for name, value in call.arguments.items() if isinstance(value, str)]
         keys = self.toolbox.keys
         return [(n, v) for n, v in entries[::-1] if n in keys or (is_identifier(v) and shape(v) in self.shapes)]
 
-    def opened(self, record: str, before: int = END) -> bool:
+    def opened(self, record: str, before: int = PAST_END) -> bool:
         """Return whether the assistant looked up the record before message `before`."""
         reads = [call for call in self.lookups if call.message < before and call.by == "assistant"]
         return any(record in leaves(call.arguments) for call in reads)
 
     def opened_instead(self, record: str) -> dict[str, int]:
-        """Other records with an id of the same shape that the assistant opened, each with its message index."""
+        """Return opened records whose id has the same shape, without this one, each with its first message index."""
         openings: dict[str, int] = {}
         for call in self.lookups:
             if call.by == "assistant" and not call.failed:
@@ -417,18 +421,18 @@ class RolloutView:
 
     @cached_property
     def due_lookups(self) -> list[Call]:
-        """Reads of the reference that the rollout does not make."""
+        """The reads of the reference that the rollout does not make."""
         made = {text_of([call.by, call.tool, call.arguments]) for call in self.lookups}
         due = [goal for goal in self.goals if goal.kind == "read"]
         due = [goal for goal in due if text_of([goal.by, goal.tool, goal.arguments]) not in made]
         return [goal for goal in due if not any(call.equals(goal) for call in self.lookups)]
 
     def needs(self, goal: Call | None) -> list[Call]:
-        """Reads of the reference before a goal that the rollout lacks; all such reads if the goal is None."""
+        """Return the reads of the reference before a goal that the rollout does not make. None as goal: all of them."""
         return [lookup for lookup in self.due_lookups if goal is None or lookup.place < goal.place]
 
     def unread(self, call: Call) -> Call | None:
-        """The reference's read that opens a record of this call, if the assistant did not open it before the call."""
+        """Return the reference's read of a record of this call that the assistant did not open before, or None."""
         reads = [goal for goal in self.goals if goal.kind == "read"] if call.by == "assistant" else []
         unread = [record for _, record in self.records(call) if not self.opened(record, call.message)]
         return next((goal for record in unread for goal in reads if record in leaves(goal.arguments)), None)
@@ -446,7 +450,7 @@ class RolloutView:
         if act.kind == "read" and same(act.record.get(name), value):
             peers = [lookup for lookup in lookups if lookup.tool == act.tool]
             return not peers or any(same(lookup.content, act.content) for lookup in peers)
-        # A record is more than its key.
+        # A result with only the key does not show the record.
         results = act.result if isinstance(act.result, list) else [act.result]
         records = [entry for entry in results if isinstance(entry, Mapping) and len(entry) > 1]
         needs = [self.toolbox.fields.get(lookup.tool, frozenset[str]()) for lookup in lookups] or [frozenset[str]()]
@@ -460,7 +464,7 @@ class RolloutView:
         return pair.write is None or self.read_before(pair.write, names, pair.lookups)
 
     def breach(self, call: Call) -> str | None:
-        """The policy clause that forbids a write, in words; None if no clause does."""
+        """Return in words which policy clause forbids a write; None if no clause does."""
         acts = [*takewhile(lambda act: act is not call, self.writes), call] if call in self.writes else []
         found = violations(acts, self.wishes, self.context)
         return next((str(violation) for violation in found if violation.act is call), None)

@@ -181,8 +181,8 @@ def causal_tables(outcomes: Outcomes, capabilities: Sequence[Capability], interv
 class _Contrasts:
     """Sums over pairs of different trials of a task.
 
-    The first trial places the task in a stratum, and the second one measures the arm. So no outcome is both selected by
-    and measured.
+    The first trial places the task in a stratum, and the second one measures the arm. So no outcome is used both to
+    select tasks and to measure.
     """
 
     def __init__(self, outcomes: Outcomes, slugs: Sequence[str]) -> None:

@@ -1,15 +1,14 @@
-"""Points of a sweep: the pipeline with other settings, each in its own workspace.
+"""Runs points of a sweep: the pipeline with other settings, each in its own workspace.
 
-A workspace holds the files under git as they are here, its own params.yaml, and the DVC cache of this repository, so a
-stage that ran for one point is restored for another. Points also share the adapters that they train by rollouts, so an
-adapter that two points need is trained once even if their stages differ. Points may run at the same time, on one
-machine or on several with a shared file system. Each stage runs under a lock named by everything that decides its
-outputs, so two points never run the same stage twice. A failed or interrupted point resumes after its last finished
-stage.
+A workspace has a copy of the files under git, its own params.yaml, and the DVC cache of this repository. So a stage
+that ran for one point is restored for another. Points also share the workspaces of trainings by rollouts, so an adapter
+that two points need is trained once even if their stages differ. Points may run at the same time, on one machine or on
+several with a shared file system. Each stage runs under a lock that is named by a digest of everything that decides its
+outputs, so the same stage never runs twice. A failed or interrupted point resumes after its last finished stage.
 
 A finished point is a table with one row per method, small enough for git. Sweeps and replicates write such tables, and
-figures over several runs use them alone (`captrain.reporting`). The table is read from the point's results, so it takes
-seconds to gather again.
+figures over several runs use them alone (`captrain.reporting`). The table is read from the point's results, so making
+it again takes seconds.
 """
 
 import os
@@ -81,7 +80,7 @@ def prepare(point: SweepPoint, root: Path) -> Path:
     """
     workspace = point.workspace(root)
     is_new = not (workspace / "dvc.lock").exists()
-    for name in ("conf", "src", "stages", "components"):  # files deleted here must not stay there
+    for name in ("conf", "src", "stages", "components"):  # remove files that were deleted here
         shutil.rmtree(workspace / name, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=root, capture_output=True, encoding="utf-8", check=True).stdout
@@ -111,7 +110,7 @@ def run(point: SweepPoint, root: Path) -> Path:
         The workspace.
 
     Raises:
-        UserError: a stage failed; has the stage's message.
+        UserError: a stage failed. The error has the stage's message.
     """
     with exclusive(point.lock(root)):
         workspace = prepare(point, root)
@@ -202,7 +201,7 @@ def read_rows(path: Path) -> list[TableRow]:
 def reproduce(locks: Path) -> None:
     """Run the stale stages of the pipeline in the current folder, each under its own lock.
 
-    Ends with the sweep: a killed or interrupted sweep leaves no process behind.
+    The process ends with the sweep, also if the sweep is killed or interrupted.
     """
     launch.end_with_pipeline()
     import networkx
@@ -211,7 +210,7 @@ def reproduce(locks: Path) -> None:
 
     with Repo() as repo:
         repo.checkout(allow_missing=True)  # outputs of the stages that did not change
-        # Edges point from a stage to its dependencies.
+        # Edges lead from a stage to its dependencies, so postorder runs dependencies first.
         for stage in networkx.dfs_postorder_nodes(repo.index.graph):
             with exclusive(locks / f"{stage.name}-{needs(stage)}"):
                 try:

@@ -1,4 +1,5 @@
-"""`captrain power`: the difference that a planned comparison can detect, and what a wanted difference takes.
+"""`captrain power`: the difference that a planned comparison can detect, and the tasks and trials that a wanted
+difference needs.
 
 `captrain.statistics` has the formulas. This module reads the difficulty of tasks from an evaluation, and prints the
 answer. Variation between training seeds is not included: two trained adapters say nothing about the next two.
@@ -105,7 +106,7 @@ def complete_design(
 
 
 def design_tables(design: Design, difference: float | None, source: str) -> list[RenderableType]:
-    """Render what a design detects with other numbers of trials and tasks, and what `difference` takes."""
+    """Render the differences that a design detects with other trials and tasks, and what `difference` needs."""
     table = Table()
     counts = [number for number in (design.tasks // 2, design.tasks, 2 * design.tasks) if 2 <= number <= MAX_TASKS]
     table.add_column("trials")

@@ -51,7 +51,7 @@ UNEQUAL = {
 }
 """Prefix of a method's name -> why its total may differ from TRACE's. For methods other than the baselines."""
 VARIANT = "is the row with another training of its gates"
-"""Why the total of a row's variant may differ from TRACE's."""
+"""Reason why the total of a row's variant may differ from TRACE's."""
 LABELS = {
     IDLE: "doing nothing",
     BASE: "base",

@@ -28,18 +28,25 @@ from captrain.capabilities import (
     select_by_verdicts,
 )
 from captrain.diagnosis.findings import Collection, Findings
-from captrain.diagnosis.rollouts import DiagnosedLogs, DiagnosedRollout, Remark, Standing, diagnose_rollouts, refer
+from captrain.diagnosis.rollouts import (
+    DiagnosedLogs,
+    DiagnosedRollout,
+    Remark,
+    Standing,
+    diagnose_rollouts,
+    with_references,
+)
 from captrain.interop import Logs
 from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, counted
 from captrain.run import SelectionSettings
 
 FEW = 10
-"""Least passed and least failed rollouts for a conclusion: with 9, the 95% interval of a rate of one half is wider
-than 0.6."""
+"""Minimum number of passed and of failed rollouts for a conclusion. With 9, the 95% interval of a rate of one half is
+wider than 0.6."""
 QUOTES = 20
-"""Most quotes of one observation."""
+"""Maximum number of quotes of one observation."""
 LIST_LENGTH = 200
-"""Most rollouts listed one by one; the rest are only counted."""
+"""Maximum number of rollouts listed one by one; the rest are only counted."""
 
 
 class DiagnosedLabels(RolloutLabels):
@@ -50,8 +57,11 @@ class DiagnosedLabels(RolloutLabels):
 
 @dataclass(frozen=True)
 class StreamedLabels:
-    """Labels of all runs: the candidates; the verdicts on compared rollouts as arrays; the first failed rollouts
-    that lack each candidate; all diagnosed rollouts."""
+    """Labels of all runs.
+
+    verdicts: on the compared rollouts, as arrays. examples: candidate -> the first failed rollouts that lack it.
+    explained: all diagnosed rollouts.
+    """
 
     candidates: list[Capability]
     verdicts: Verdicts
@@ -60,7 +70,7 @@ class StreamedLabels:
 
     @property
     def rows(self) -> Iterator[DiagnosedLabels]:
-        """One row for each run and rollout, run by run. Labels of a program are the same in each run."""
+        """One row for each run and rollout, run by run. The labels of a program are the same in each run."""
         kinds = [candidate.id for candidate in self.candidates]
         labelled = Spool(DiagnosedLabels)
         for row in self.explained:
@@ -83,8 +93,8 @@ class StreamedLabels:
 
 
 def label_of(row: DiagnosedRollout, kind: str) -> Label:
-    """The label of a kind of cause on a rollout."""
-    cause = row.lack(kind)
+    """Return the label of a rollout for a kind of cause."""
+    cause = row.lacking_cause(kind)
     if cause is not None:
         return Label(verdict="LACKING", evidence=cause.evidence, message=cause.message)
     return Label(verdict="PRESENT") if kind in row.occasions else Label(verdict="NA")
@@ -114,7 +124,7 @@ def label_causes(
             continue
         labels = {kind: label_of(row, kind) for kind in kinds}
         codes.extend(code_of(label) for label in labels.values())
-        # Most kinds cannot show without a solution: such a rollout must not count against them.
+        # Most causes cannot be seen without a solution, so rollouts without one must not lower their coverage.
         could.extend(has_solution(rollout) or label.verdict != "NA" for label in labels.values())
         failed.append(row.outcome == "failed")
         tasks.append(numbers.setdefault(row.task, len(numbers)))
@@ -129,7 +139,7 @@ def label_causes(
     verdicts = Verdicts(
         np.ascontiguousarray(np.frombuffer(codes, np.uint8).reshape(shape).T)[:, None],
         counts,
-        # The rules look for the same kinds in each resample; what an analyst proposes would depend on it.
+        # Rules look for the same causes in each resample, so every run proposes every candidate.
         np.ones((len(kinds), runs), bool),
         np.frombuffer(failed, bool),
         np.array(tasks, np.intp),
@@ -151,8 +161,11 @@ def label_causes(
 
 @dataclass
 class CauseTally:
-    """How many failures have a cause as primary and as secondary cause, how many passed rollouts have it, and the
-    first failure with it as primary cause."""
+    """Counts for one cause.
+
+    primary, secondary: failures with it as primary or as another cause. passed: passed rollouts with it. example: the
+    first failure with it as primary cause.
+    """
 
     primary: int = 0
     secondary: int = 0
@@ -161,8 +174,8 @@ class CauseTally:
 
 
 @dataclass
-class Seen:
-    """Failed and passed rollouts with an observation, and quotes of the first ones, failed ones first."""
+class ObservationTally:
+    """Counts of failed and passed rollouts with an observation, and quotes of the first ones, failed ones first."""
 
     failed: int = 0
     passed: int = 0
@@ -178,8 +191,10 @@ class Seen:
 
 
 def counted_cause(row: DiagnosedRollout) -> str | None:
-    """The cause that a failure counts under, None if unexplained. With a suspect reference it is always the
-    reference."""
+    """Return the cause under which a failure is counted; None if it is unexplained.
+
+    A failure with a suspect reference is always counted under the reference.
+    """
     if row.standing == "suspect":
         return SUSPECT
     return row.primary.cause if row.primary else None
@@ -207,8 +222,8 @@ class Account:
     unproven: int = 0
     unplayed: DiagnosedRollout | None = None
     left_out: dict[Standing, list[DiagnosedRollout]] = field(default_factory=dict[Standing, list[DiagnosedRollout]])
-    seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
-    doubts: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    seen: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
+    doubts: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
 
     @property
     def unproven_note(self) -> str:
@@ -239,7 +254,7 @@ class Account:
             entries += [row] if len(entries) < LIST_LENGTH else []
         for remarks, seen in ((row.observations, self.seen), (row.doubts, self.doubts)):
             for remark in remarks:
-                seen.setdefault(remark.name, Seen()).add(row, remark)
+                seen.setdefault(remark.name, ObservationTally()).add(row, remark)
         if row.outcome == "failed":
             self.failures += 1
             if (kind := counted_cause(row)) is None:
@@ -255,7 +270,7 @@ class Account:
                 tally.passed += row.outcome == "passed"
 
     def shortage(self, agents: int) -> str:
-        """Say why these rollouts of so many agents conclude nothing; "" if they are enough."""
+        """Return why nothing can be concluded from these rollouts of `agents` agents; "" if they are enough."""
         counts = f"{self.passed} passed and {counted(self.failed, 'failed rollout')}"
         if not self.passed or not self.failed:
             return f"{counts}: nothing to contrast"
@@ -273,10 +288,10 @@ class Account:
 class Diagnosis:
     """The outcome of a diagnosis.
 
-    logs: what was read. diagnosed: every rollout with its causes. findings: what correlates with failure, and what to
-    fix. account: counts over all rollouts. agents: counts for each agent by name. labels: of every run; None where
-    nothing could be compared. report: the account of the selection, None likewise. shortage: why nothing can be
-    concluded, else ""; with a shortage nothing is selected.
+    logs: the logs that were read. diagnosed: every rollout with its causes. findings: what correlates with failure, and
+    what to fix. account: counts over all rollouts. agents: the same counts by agent. labels: labels of all runs; None
+    if nothing could be compared. report: the account of the selection; None if nothing could be compared. shortage: why
+    nothing can be concluded, and so nothing is selected; "" otherwise.
     """
 
     logs: Logs
@@ -309,10 +324,10 @@ def diagnose(
         count: most capabilities selected.
         seed: of the resamples.
         worlds: replay rollouts, so that causes are proven.
-        kinds: what tools do, where their names mislead.
-        clauses: of policies, beside those of captrain's benchmarks.
+        kinds: what tools do, for tools with misleading names.
+        clauses: clauses of policies, in addition to those of captrain's benchmarks.
     """
-    logs = refer(logs, worlds) if worlds is not None else logs
+    logs = with_references(logs, worlds) if worlds is not None else logs
     diagnosed = diagnose_rollouts(logs, worlds, kinds, clauses)
     account, agents, collection = Account(), dict[str, Account](), Collection(diagnosed.toolbox, diagnosed.needs)
     for row, rollout in zip(diagnosed.rollouts, logs.rollouts, strict=True):

@@ -47,7 +47,7 @@ from captrain.statistics import fisher, holm
 FIXES = 3
 """Number of steps to fix that the report names first."""
 QUOTED = 240
-"""Most characters quoted of a message."""
+"""Maximum number of characters quoted of a message."""
 MANY = 3
 """Cap on the number of changes counted in a reference."""
 NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones", "limit", "grading", "submission")
@@ -60,7 +60,7 @@ EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended",
 """The kind of feature for each kind of repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
 """Subjects of repairs that concern no tool."""
-END = "(end)"
+NO_CALL = "(end)"
 
 
 class Fault(Record):
@@ -79,7 +79,7 @@ class Fault(Record):
 
 
 class Played(Record):
-    """A rollout in short: its place, calls, faults if it failed, primary cause, and the values of its task."""
+    """A rollout in short: its task and trial, calls, faults, primary cause, and the values of its task."""
 
     place: str
     calls: list[Call]
@@ -92,9 +92,9 @@ class Played(Record):
 class Fix:
     """A step to fix, with figures over all failures that need its repair.
 
-    counts: failures with it, failures with it alone, failures where replay proved that the repair is needed, passed
-    rollouts with it. mark: sum of one random number per failure, equal for steps
-    with the same failures. halves: other steps with exactly the same failures.
+    counts: of failures that need the step (failures), that need only this step (alone), that need it by replay
+    (proven), and of passed rollouts with the fault (passed). mark: sum of one random number per failure, equal for
+    steps with the same failures. halves: other steps with exactly the same failures.
     causes: the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds:
     the kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
     """
@@ -137,7 +137,7 @@ def quote_of(message: Message) -> str:
 
 
 def call_lines(message: Message) -> list[str]:
-    """A line for each tool call of a message."""
+    """Return a line for each tool call of a message."""
     return [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls_of(message)]
 
 
@@ -146,7 +146,7 @@ class Collection:
 
     Args:
         toolbox: the tools of the logs.
-        needs: what rollouts without a reference need.
+        needs: needs of rollouts without a reference.
     """
 
     def __init__(self, toolbox: Toolbox, needs: Needs | None = None) -> None:
@@ -265,7 +265,7 @@ def _step_traits(row: DiagnosedRollout, view: RolloutView) -> Traits:
 
 
 def _seen_traits(row: DiagnosedRollout) -> Traits:
-    """What was observed of a rollout."""
+    """Return the observations on a rollout as features."""
     traits = Traits()
     for remark in row.observations:
         traits.hold(("seen", remark.name), EVERY)
@@ -273,7 +273,7 @@ def _seen_traits(row: DiagnosedRollout) -> Traits:
 
 
 def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
-    """Values of the task: environment, its own fields, the words of its id, the calls of its reference."""
+    """Return the values of the task as features: environment, own fields, words of the id, calls of the reference."""
     traits, data = Traits(), {"environment": rollout.environment, **rollout.task.data}
     for name, value in data.items():
         if name not in NOT_OF_TASK and not isinstance(value, dict) and is_value(value):
@@ -341,8 +341,8 @@ def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[
         lengths.append(len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]))
     length = max(lengths)
     trial = passed[lengths.index(length)]
-    steps = [calls[length].step if length < len(calls) else END for calls in (trial, failed)]
-    if steps[0] != steps[1] or steps[0] == END:
+    steps = [calls[length].step if length < len(calls) else NO_CALL for calls in (trial, failed)]
+    if steps[0] != steps[1] or steps[0] == NO_CALL:
         return steps[0], steps[1]
     names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
     return steps[0], f"{steps[1]} with another {' and '.join(names[:2]) or 'set of arguments'}"

@@ -1,4 +1,4 @@
-"""A language model as analyst of logs: for chats without references, or to compare with the programmatic causes.
+"""Lets a language model analyse logs: chats without references, or to compare with the programmatic causes.
 
 The analyst, its blind labels and its cached answers are the pipeline's (`analyst=openai`). captrain prints the cost
 before it asks anything, and a budget stops it. Answers are kept: a second run asks only for the rest.
@@ -25,13 +25,13 @@ from captrain.run import Component, ModelAccess, SelectionSettings, build, user_
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
 CHARACTERS = 16000
-"""Most characters of one rollout; the analyst shortens longer ones."""
+"""Maximum number of characters of one rollout; the analyst shortens longer ones."""
 EXCERPTS = 8
 """Rollouts in a discovery question."""
 RULES = 4000
-"""Characters of a question without its rollouts, about."""
+"""Approximate number of characters of a question without its rollouts."""
 ANSWER = 400
-"""Tokens of an answer, about."""
+"""Approximate number of tokens of an answer."""
 
 
 def judging_cost(logs: Logs, runs: int, access: ModelAccess) -> AskingCost:
@@ -64,8 +64,7 @@ def judge(
     Rollouts without a verdict and rollouts with a suspect reference are left out. Writes selection.json,
     candidates.jsonl, labels.jsonl, agreement.json, asked.json, rollouts.jsonl and tools.json.
 
-    Returns:
-        What the screen shows: the ranking, the nearest cause of each candidate, what was asked, what is missing.
+    Returns: Parts to print: the ranking, the nearest cause of each candidate, what was asked, and what is missing.
 
     Raises:
         UserError: all rollouts have the same outcome, a budget is reached, or the endpoint cannot be asked.

@@ -1,8 +1,8 @@
-"""Observations on rollouts of any agent: with a shell, an editor, a browser or search, or with tools of its own.
+"""Observations on rollouts of any agent, with a shell, an editor, a browser, search, or any other tools.
 
-An observation is no cause: nothing shows that it cost the reward. It is listed apart, with a quote, and counted beside
-failed and passed rollouts. To add one, write a function that finds it in a rollout, and an entry in `OBSERVATIONS`, or
-in `DOUBTS` if it says why a pass should not have passed.
+An observation is not a cause, because nothing shows that it cost the reward. The report lists observations separately,
+with quotes and counts of failed and passed rollouts. To add one, write a function that finds it in a rollout, and an
+entry in `OBSERVATIONS`, or in `DOUBTS` if it says why a pass should not have passed.
 """
 
 import re
@@ -25,11 +25,11 @@ from captrain.capabilities import (
 from captrain.records import Rollout
 
 REPEATS = 3
-"""So many equal calls with equal results are one observation."""
+"""Minimum number of equal calls with equal results that are reported."""
 TAIL = 2000
-"""Characters at the end of an output in which a failure is looked for."""
+"""Number of characters at the end of an output that are searched for a failure."""
 SHORTEST, WORDS = 4, 4
-"""Fewest characters and most words of an answer whose source is looked for."""
+"""Minimum number of characters and maximum number of words of an answer whose source is looked for."""
 EDITS = re.compile(r"edit|write|create|insert|replace|patch|delete|rename")
 VIEWS = re.compile(r"view|read|open")
 WRITES = re.compile(
@@ -48,25 +48,25 @@ SUBMITS = re.compile(r"submit|finish|complete|final|answer|done|exit", re.IGNORE
 SIGNAL = re.compile(r"[\s#<\[*]*([A-Z][A-Z_ ]*)[\s#>\]*.!]*")
 """A message that may only end a dialogue of agents, such as TERMINATE."""
 SURE = 0.9
-"""Share of the dialogues ending in such a word that end in the same one if it is a signal."""
+"""Minimum share of a signal among the dialogues that end in such a word."""
 AGREED = "TERMINATE"
 """The signal of AutoGen's documentation."""
 PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
 URL = re.compile(r"https?://\S+")
-"""A page of the web: its path names no file of the task."""
+"""The URL of a web page, whose path is not a file of the task."""
 ORACLE = re.compile(
     r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
     r"(?:patch|outputs?|answers?|results?)|ground_?truth|verifier|hidden_?tests?",
     re.IGNORECASE,
 )
-"""Names of files and folders that hold what an agent is judged by."""
+"""Names of files and folders by which an agent is graded."""
 SHELLS = re.compile(r"bash|shell|terminal|command|cmd|exec|run", re.IGNORECASE)
 COMMANDS = {"command", "cmd", "script", "keystrokes"}
-"""Arguments that hold a command of a shell."""
+"""Names of arguments that hold a shell command."""
 CODE = re.compile(r"python|code|cell|sql|jupyter", re.IGNORECASE)
 CONFIRM = re.compile(r"(?<![^.\n])[^.\n]*\b(?:obtain|ask|get|require|wait)[^.\n]*\bconfirm[^.\n]*", re.IGNORECASE)
 Noted = tuple[int, str] | None
-"""The message that shows an observation, and the evidence."""
+"""The index of the message that shows an observation, and the evidence."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Observation:
 
 
 def _commands(view: RolloutView) -> list[Call]:
-    """Calls to shells, interpreters, editors, browsers and search, without those that hand an answer in."""
+    """Return calls to shells, interpreters, editors, browsers and search, without those that submit an answer."""
     return [call for call in view.acts if call.kind == "environment" and not SUBMITS.search(call.tool)]
 
 
@@ -91,11 +91,11 @@ def _text(call: Call) -> str:
 
 
 def _is_change(call: Call) -> bool:
-    """Tell whether a call edits files, by its tool and its command."""
+    """Return whether a call edits files, by its tool and its command."""
     command = call.arguments.get("command")
     verb = command if isinstance(command, str) and command.isidentifier() else call.tool.lower()
     is_edit = EDITS.search(verb) is not None and not VIEWS.fullmatch(verb)
-    # Tools whose texts are the agent's own count as environments, too: a search query is no command.
+    # Search tools also count as environments, but a search query is not a command.
     is_command = SHELLS.search(call.tool) is not None or not COMMANDS.isdisjoint(call.arguments)
     is_shell = is_command and not CODE.search(call.tool)
     return not call.failed and (is_edit or (is_shell and WRITES.search(_text(call)) is not None))
@@ -111,7 +111,7 @@ def _shows_failure(text: str) -> bool:
 
 
 def nothing_checked(view: RolloutView) -> Noted:
-    """The last change is the last thing that the agent did."""
+    """The agent did nothing after its last change, so it did not check the change."""
     commands = _commands(view)
     if not commands or not _is_change(commands[-1]) or view.facts.limit:
         return None
@@ -122,7 +122,7 @@ def nothing_checked(view: RolloutView) -> Noted:
 
 
 def last_check_failed(view: RolloutView) -> Noted:
-    """The last command failed, and the agent finished all the same."""
+    """The last command failed, and the agent finished nevertheless."""
     commands = _commands(view)
     is_finished = bool(commands) and view.last > commands[-1].message and not view.facts.limit
     if not is_finished or not _has_failed(commands[-1]):
@@ -131,7 +131,7 @@ def last_check_failed(view: RolloutView) -> Noted:
 
 
 def repeated(view: RolloutView) -> Noted:
-    """One call was made again and again, with the same result."""
+    """One call was made at least `REPEATS` times with the same result."""
     for calls in view.equal_calls:
         [(result, _)] = Counter(text_of(call.result) for call in calls).most_common(1)
         peers = [call for call in calls if text_of(call.result) == result and call.by == "assistant"]
@@ -168,8 +168,11 @@ def limited(view: RolloutView) -> Noted:
 
 
 def answer_of(view: RolloutView) -> tuple[int, str]:
-    """What the agent handed in: its submission, the argument of a call that submits, its last words, or else the calls
-    of a log in which none was executed."""
+    """Return the answer that the agent submitted, with the index of its message.
+
+    It is the first of these that exists: the submission in the log, the arguments of a call that submits, the last
+    message, or the calls of the last message if the log has no results.
+    """
     if "submission" in view.rollout.task.data:
         return view.last, view.facts.submission
     for call in reversed(view.acts):
@@ -181,9 +184,9 @@ def answer_of(view: RolloutView) -> tuple[int, str]:
 
 
 def no_submission(view: RolloutView) -> Noted:
-    """Nothing was handed in: the submission is empty, or an agent that only looked things up ends without a word.
+    """The submission is empty, or the agent only looked things up and ends without a message.
 
-    What an agent changed is what it hands in: a record, a file, the state of a machine.
+    An agent that changed something has submitted this change: a record, a file, or the state of a machine.
     """
     is_empty = "submission" in view.rollout.task.data and not view.facts.submission.strip()
     is_owed = _is_asked(view) or all(call.kind in ("read", "think") for call in view.acts)
@@ -194,30 +197,33 @@ def no_submission(view: RolloutView) -> Noted:
 
 
 def _is_asked(view: RolloutView) -> bool:
-    """Tell whether the task is a question: the truth that the log holds is as short as an answer."""
+    """Return whether the task is a question: the ground truth in the log is as short as an answer."""
     return any(0 < len(entry.text.split()) <= WORDS for entry in view.facts.expected)
 
 
 def _is_closed_by_team(view: RolloutView) -> bool:
-    """Tell whether the last of several agents only ends the dialogue: the answer stands somewhere before."""
+    """Return whether the last of several agents only ends the dialogue, so that the answer is in an earlier message."""
     answer = answer_of(view)[1]
     return is_team(view.rollout) and (not answer.strip() or signal_in(answer) in {AGREED, *view.context.signals})
 
 
 def is_team(rollout: Rollout) -> bool:
-    """Tell whether several agents speak in a rollout."""
+    """Return whether several agents speak in a rollout."""
     return len({message.get("name") for message in rollout.messages if message["role"] == "assistant"}) > 1
 
 
 def signal_in(text: str) -> str:
-    """Return the word that is all of a message and may be a signal; "" if there is more or none."""
+    """Return the text if it consists of one word that may be a signal; "" otherwise."""
     match = SIGNAL.fullmatch(text)
     return match[1].strip() if match else ""
 
 
 class Signals:
-    """Which words only end dialogues: they close most dialogues of teams, on several tasks and in place of any other
-    such word; no speaker goes on after them, and no task expects them as its answer."""
+    """Finds the words whose only purpose is to end dialogues of teams.
+
+    Such a word ends at least half of the dialogues, and at least `SURE` of those that end in any such word, on several
+    tasks. No speaker continues after it, and no task expects it as its answer.
+    """
 
     def __init__(self) -> None:
         self._teams, self._within = Counter[str](), set[str]()
@@ -245,7 +251,7 @@ class Signals:
 
 
 def answer_from_nowhere(view: RolloutView) -> Noted:
-    """The answer is the agent's own word: no tool and nobody else has said it before.
+    """The agent made the answer up: no message of a tool or of anybody else contains it before.
 
     Only short answers to a question count. A patch, for example, is the agent's own work.
     """
@@ -263,7 +269,7 @@ def answer_from_nowhere(view: RolloutView) -> Noted:
 
 
 def truth_beside_answer(view: RolloutView) -> Noted:
-    """The log holds the truth, or what the grader said: quoted beside the answer."""
+    """The log has the ground truth or a comment of the grader. It is quoted beside the agent's answer."""
     if view.rollout.outcome != "failed" or not (view.facts.expected or view.facts.grading):
         return None
     place, answer = answer_of(view)
@@ -278,7 +284,7 @@ def truth_beside_answer(view: RolloutView) -> Noted:
 
 
 def oracle_read(view: RolloutView) -> Noted:
-    """The agent opened a file of the grader, of the solution or of expected answers, which it has not made itself."""
+    """The agent opened a file of the grader, of the solution or of expected answers that it did not make itself."""
     own = ""
     for call in _commands(view):
         if _is_change(call):
@@ -292,13 +298,13 @@ def oracle_read(view: RolloutView) -> Noted:
 
 
 def clause_broken(view: RolloutView) -> Noted:
-    """A clause of the policy forbids a change that was made."""
+    """The agent made a change that a clause of the policy forbids."""
     signs = [*forbidden_writes(view), *forbidden_values(view)]
     return min(signs)[:2] if signs else None
 
 
 def unconfirmed(view: RolloutView) -> Noted:
-    """The policy demands a confirmation, and a change was never put to the user."""
+    """The policy demands a confirmation, and the agent changed something without asking the user."""
     for call in [call for call in view.writes if call.kind == "write" and view.is_answered]:
         is_asked = any(view.put_to_user(call) or "?" in view.text(place) for place in view.replies(call.message))
         demand = None if is_asked else CONFIRM.search(view.context.policy)
@@ -308,7 +314,7 @@ def unconfirmed(view: RolloutView) -> Noted:
 
 
 def nothing_to_do(view: RolloutView) -> Noted:
-    """The check compares records and words, and the reference changes and tells nothing: doing nothing passes, too."""
+    """Doing nothing would pass: the check compares records and words, and the reference changes and tells nothing."""
     is_state = bool(view.facts.graded) and {*view.facts.graded} <= {"db", "communicate"}
     is_idle = not view.informs and not view.facts.user_calls and all(goal.kind == "read" for goal in view.goals)
     return (view.last, "the reference changes nothing and tells nothing") if is_state and is_idle else None
@@ -326,18 +332,18 @@ OBSERVATIONS = (
     Observation("answer_from_nowhere", "The answer stands in no tool output", answer_from_nowhere),
     Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
 )
-"""Of failed and passed rollouts."""
+"""Observations on failed and passed rollouts."""
 DOUBTS = (
     Observation("clause_broken", "It breaks a clause of the policy", clause_broken),
     Observation("unconfirmed", "It changed something without the confirmation that the policy demands", unconfirmed),
     Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
     Observation("nothing_to_do", "Doing nothing would have passed, too", nothing_to_do),
 )
-"""Of passed rollouts: why they should not have passed."""
+"""Observations on passed rollouts that should not have passed."""
 
 
 def observe(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[tuple[str, int, str]]:
-    """Yield the name, the message and the evidence of what applies to a rollout."""
+    """Yield name, message and evidence of each observation that applies to a rollout."""
     for entry in entries:
         if (noted := entry.applies(view)) is not None:
             yield entry.name, *noted

@@ -1,8 +1,8 @@
 """A diagnosis as files, and as the command prints it.
 
-What to fix comes first, then why rollouts failed, then the comparison. Without enough rollouts nothing is called
-selected. `report.md` and `report.html` have the same content and no script; the page shows dialogues beside their
-references. Both list the first `LIST_LENGTH` failures. Equal diagnoses give equal bytes.
+The report says first what to fix, then why rollouts failed, then how failed and passed rollouts compare. Without enough
+rollouts nothing is called selected. `report.md` and `report.html` have the same content and no script; the page shows
+dialogues beside their references. Both list the first `LIST_LENGTH` failures. Equal diagnoses give equal bytes.
 """
 
 import re
@@ -36,13 +36,13 @@ OUTPUTS = (
 )
 """Files of a diagnosis."""
 ROWS = 12
-"""Most rows of a table of features."""
+"""Maximum number of rows of a table of features."""
 UNEXPLAINED = "unexplained"
 REMARKS = ("Observed, but not a cause", "Passes that should not pass")
 NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
-"""Rollouts that say nothing about the agent: listed apart."""
+"""Standings of rollouts that say nothing about the agent. They are listed separately."""
 LONGEST = 4000
-"""Most characters of a message on the page."""
+"""Maximum number of characters of a message on the page."""
 MEANINGS = {
     "failures": "failures with this primary cause: the earliest that the log proves",
     "share": "share of all failures",
@@ -60,7 +60,7 @@ MEANINGS = {
     "the same rollouts": "other features that were found in exactly these rollouts",
     "passed elsewhere": "passed rollouts of all other tasks",
 }
-"""What a column means: the page shows it on hover."""
+"""The meaning of each column, which the page shows on hover."""
 
 
 class Suspect(Record):
@@ -74,7 +74,7 @@ class Suspect(Record):
 
 
 def verdict_of(diagnosis: Diagnosis) -> str:
-    """Say how many rollouts passed and failed, and what else became of them."""
+    """Say how many rollouts passed, failed and were left out."""
     account, logs = diagnosis.account, diagnosis.logs
     outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
     parts = {
@@ -91,7 +91,7 @@ def verdict_of(diagnosis: Diagnosis) -> str:
 
 
 def title_of(name: str) -> str:
-    """The words of an observation, or of a cause that is not sure."""
+    """Return the title of an observation, or of a cause that is not sure."""
     titles = {entry.name: entry.title for entry in (*OBSERVATIONS, *DOUBTS)}
     return titles.get(name) or f"Perhaps {name} ({CAUSES[name].name})"
 
@@ -174,7 +174,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     failures, count, reported = list[FailureCard](), 0, 0
     for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
-            # The page shows spoilt rollouts too; report.md lists them among those left out.
+            # The page also shows spoilt rollouts; report.md lists them among those left out.
             count, reported = count + 1, reported + (row.standing not in NOT_COMPARED)
             is_reported = row.standing not in NOT_COMPARED and reported <= LIST_LENGTH
             if count <= LIST_LENGTH or is_reported:
@@ -208,7 +208,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         ],
         "failures": failures,
         "groups": [(kind, names[kind], entries) for kind, entries in groups.items() if entries],
-        # Agents share tasks and trials: what names several failures leads to none.
+        # Agents share tasks and trials. A name that fits several failures gets no link.
         "anchors": {card.row.place: card.anchor for card in failures[:LIST_LENGTH] if places[card.row.place] == 1},
         "meanings": MEANINGS,
         "more": max(0, count - LIST_LENGTH),
@@ -238,7 +238,7 @@ def _template(name: str, escape: Callable[[str], str]) -> jinja2.Template:
 
 @dataclass(frozen=True)
 class ShownMessage:
-    """A message on the page: its text, a line for each call, and why it is part of the failure."""
+    """A message on the page: its text, a line for each call, and the reason why it is part of the failure."""
 
     role: str
     text: str
@@ -259,7 +259,7 @@ class FailureCard:
 
 
 def _failure(row: DiagnosedRollout, rollout: Rollout, anchor: str, is_reported: bool) -> FailureCard:
-    """Collect what the reports show of a failed rollout: its messages and those of its reference."""
+    """Collect the parts of a failed rollout that the reports show: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
         reasons.setdefault(cause.message, []).append(f"{CAUSES[cause.cause].name}: {cause.evidence}")
@@ -294,12 +294,12 @@ def _listed(value: object) -> str:
 
 
 def words(text: str) -> Markup:
-    """Text on one line as Markdown without markup or control characters."""
+    """Return text as one line of Markdown without markup or control characters."""
     return _inline(" ".join(text.split()))
 
 
 def code(text: str) -> Markup:
-    """Our own words as Markdown, in which backticks mark code. What they quote of the logs is escaped."""
+    """Return a text of captrain as Markdown. Backticks mark code; quotes of the logs are escaped."""
     parts = plain(" ".join(text.split())).split("`")
     last = len(parts) - 1 + len(parts) % 2  # a single backtick marks nothing
     marked = [place % 2 == 1 and place < last and part.strip() for place, part in enumerate(parts)]
@@ -308,14 +308,17 @@ def code(text: str) -> Markup:
 
 
 def _inline(text: str) -> Markup:
-    # An underscore within a word is no markup: identifiers are full of them.
+    # An underscore within a word is not markup; identifiers are full of them.
     return Markup(re.sub(r"(?<=\w)\\_(?=\w)", "_", as_markdown(text)))
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with a title. brief: columns that a terminal shows, none to hide the table. notes: lines below. links:
-    the part of the page that each row leads to, "" for none."""
+    """A table with a title.
+
+    brief: columns that a terminal shows; if empty, it does not show the table. notes: lines below. links: the anchor
+    that each row leads to; "" for none.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -326,13 +329,13 @@ class ReportTable:
 
 
 def tables(diagnosis: Diagnosis) -> list[ReportTable]:
-    """The tables that have rows, in the order of the report."""
+    """Return the tables that have rows, in the order of the report."""
     candidates = [*_causes(diagnosis), _ranking(diagnosis), *_features(diagnosis), _outcomes(diagnosis)]
     return [table for table in candidates if table.rows]
 
 
 def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
-    """Tables of causes: of all failures, and by agent if there are several."""
+    """Yield the tables of causes: of all failures, and by agent if there are several."""
     account, rows, links = diagnosis.account, list[tuple[str, ...]](), list[str]()
     for kind, tally in account.shares:
         share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
@@ -355,7 +358,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
 
 
 def _ranking(diagnosis: Diagnosis) -> ReportTable:
-    """The table of causes in the order of the selection, with the numbers that decide."""
+    """Return the table of causes in the order of the selection, with the numbers that decide."""
     rows, labels, report, ranking = list[tuple[str, ...]](), diagnosis.labels, diagnosis.report, "product"
     if labels and report:
         ranking = report["thresholds"].get("ranking", ranking)
@@ -377,8 +380,9 @@ def _ranking(diagnosis: Diagnosis) -> ReportTable:
 
 
 def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
-    """Tables of what correlates with failure: reference steps, kinds of task, orders of calls, and where trials
-    differ."""
+    """Yield tables of what correlates with failure: reference steps, kinds of task, orders of calls, and differing
+    trials.
+    """
     findings = diagnosis.findings
     # Steps that failed rollouts miss or change more often, those with the most failures first.
     steps = [entry for entry in findings.steps if entry.excess > 0 and entry.holds]
@@ -419,19 +423,21 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
 
 
 def _counts(entry: Association) -> tuple[str, ...]:
-    """Name, counts and p-values of a feature; a dash if it was not tested."""
+    """Return name, counts and p-values of a feature; a dash if it was not tested."""
     counts = (f"{part} of {whole}" for part, whole in (entry.failed, entry.passed))
     return entry.name, *counts, *("-" if p != p else f"{p:.2g}" for p in (entry.p, entry.p_holm))
 
 
 def _alike(entry: Association) -> str:
-    """Other features of exactly the same rollouts."""
+    """Return the names of other features of exactly the same rollouts."""
     return ", ".join(entry.also[:2]) + (f" and {len(entry.also) - 2} more" if len(entry.also) > 2 else "")
 
 
 def _outcomes(diagnosis: Diagnosis) -> ReportTable:
-    """Table of pass rates by environment and agent. It counts every scored rollout, also those with a fault of the
-    simulated user: the comparison leaves them out, but a pass rate must not."""
+    """Return the table of pass rates by environment and agent.
+
+    It counts every scored rollout, including those spoilt by the simulated user, which the comparison leaves out.
+    """
     tally, rows, notes = diagnosis.diagnosed.outcomes, list[tuple[str, ...]](), list[str]()
     agents = tally.agents()
     is_plural = len(agents) > 1
@@ -439,7 +445,7 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
         for environment, counts, (rate, low, high, reward) in tally.environments(agent):
             rates = (f"{rate:.3f}", f"{low:.3f} to {high:.3f}", f"{reward:.3f}")
             rows.append((environment, *([agent] if agent else []), *map(str, counts), *rates))
-    if not is_plural and (repeated := tally.repeated()):
+    if not is_plural and (repeated := tally.all_trials_passed()):
         notes.append(f"pass^{repeated[0]} (all trials of a task pass): {repeated[1]:.3f}.")
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):

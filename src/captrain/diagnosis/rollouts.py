@@ -1,8 +1,10 @@
-"""Rollouts of logs with their causes, kept on disk; everything else in a diagnosis counts these.
+"""Diagnoses the rollouts of logs one by one and keeps them on disk. The rest of a diagnosis counts them.
 
-Logs may be larger than memory. They are read three times: to learn what tools do; to collect what the explanation of
-one rollout needs from the others (records before any write, how often each task was passed, and by whom); and to
-explain each rollout.
+Logs may be larger than memory. They are read three times:
+
+1. to learn what tools do,
+2. to collect facts about all rollouts: records before any write, and how often each agent passed each task,
+3. to explain each rollout.
 """
 
 import sqlite3
@@ -47,12 +49,12 @@ from captrain.run import Machine
 from captrain.statistics import Bootstrap, mean
 
 TRIED = 4
-"""A reference is suspect if this many rollouts of its task, of at least two agents, all fail in the same way."""
-OF = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
+"""Minimum number of rollouts of a task before its reference is suspect because all of them failed in the same way."""
+SELECTED_ROWS = "FROM tally WHERE (environment = ?1 OR ?1 IS NULL) AND (agent = ?2 OR ?2 IS NULL)"
 """Rows of one environment or of all, of one agent or of all."""
 Standing = Literal["contrasted", "suspect", "spoilt", "limit", "error"]
-"""Part of a rollout in the comparison: compared, or left out because of its reference, its simulated user, a limit of
-the harness, or a missing verdict."""
+"""How a rollout counts in the comparison. contrasted: it is compared. It is left out because of its reference
+(suspect), its simulated user (spoilt), a limit of the harness (limit), or a missing verdict (error)."""
 
 
 class OutcomeTally:
@@ -82,8 +84,8 @@ class OutcomeTally:
             ON CONFLICT DO UPDATE SET rollouts = rollouts + 1, passed = passed + ?4, reward = reward + ?5"""
             self._database.execute(addition, row)
 
-    def unpassed(self, environment: str, task: str) -> str | None:
-        """Say why a task that no rollout passes is suspect; None if some rollout passes or too few have tried."""
+    def never_passed_reason(self, environment: str, task: str) -> str | None:
+        """Return why a task that no rollout passes is suspect; None if one passes or too few have tried."""
         query = "SELECT sum(rollouts), sum(passed), count(*) FROM tally WHERE environment = ? AND task = ?"
         count, passed, agents = self._database.execute(query, (environment, task)).fetchone()
         if passed or agents < 2 or count < TRIED:
@@ -91,28 +93,30 @@ class OutcomeTally:
         return f"none of {count} rollouts of {agents} agents passes the task"
 
     def agents(self) -> list[str]:
-        """The agents, in the order of the logs."""
+        """Return the names of the agents, in the order of the logs."""
         query = "SELECT agent FROM tally GROUP BY agent ORDER BY min(rowid)"
         return [name for (name,) in self._database.execute(query)]
 
     def environments(self, agent: str | None = None) -> Iterator[tuple[str, tuple[int, ...], tuple[float, ...]]]:
-        """Outcomes by environment, and for all together if there are several; of one agent or of all.
+        """Yield the outcomes of one agent or of all: by environment and, if there are several, in total.
 
         Yields:
             Name; numbers of rollouts, tasks and passed rollouts; pass rate over tasks, the ends of its 95% interval,
             and mean reward over tasks.
         """
-        query = f"SELECT environment {OF} GROUP BY environment ORDER BY min(rowid)"
+        query = f"SELECT environment {SELECTED_ROWS} GROUP BY environment ORDER BY min(rowid)"
         names: list[str | None] = [name for (name,) in self._database.execute(query, (None, agent))]
         if len(names) > 1:
             names.append(None)
         for name in names:
             ratios = "CAST(sum(passed) AS REAL) / sum(rollouts), sum(reward) / sum(rollouts)"
-            rows = self._database.execute(f"SELECT {ratios} {OF} GROUP BY task ORDER BY min(rowid)", (name, agent))
+            rows = self._database.execute(
+                f"SELECT {ratios} {SELECTED_ROWS} GROUP BY task ORDER BY min(rowid)", (name, agent)
+            )
             tasks = np.fromiter(rows, dtype=[("rate", float), ("reward", float)])
             rates, rewards = np.ascontiguousarray(tasks["rate"]), np.ascontiguousarray(tasks["reward"])
             low, high = Bootstrap(len(rates), 2000, 0.95, 0).interval(rates)
-            totals = self._database.execute(f"SELECT sum(rollouts), sum(passed) {OF}", (name, agent))
+            totals = self._database.execute(f"SELECT sum(rollouts), sum(passed) {SELECTED_ROWS}", (name, agent))
             rollouts, passed = totals.fetchone()
             yield name or "all", (rollouts, len(rates), passed), (mean(rates), low, high, mean(rewards))
 
@@ -134,9 +138,11 @@ class OutcomeTally:
         low, high = Bootstrap(len(differences), 2000, 0.95, 0).interval(differences)
         return len(differences), mean(differences), low, high
 
-    def repeated(self) -> tuple[int, float] | None:
-        """How often every task was played, and the share of tasks whose trials all passed; None unless all tasks
-        were played equally often and more than once."""
+    def all_trials_passed(self) -> tuple[int, float] | None:
+        """Return the number of trials per task, and the share of tasks whose trials all passed.
+
+        None if a task was played only once, or if tasks were played differently often.
+        """
         query = """
         SELECT min(trials), max(trials), avg(passed = trials)
         FROM (SELECT sum(rollouts) AS trials, sum(passed) AS passed FROM tally GROUP BY environment, task)"""
@@ -184,9 +190,9 @@ class DiagnosedRollout(Record):
     """One rollout with its causes.
 
     primary: None for a passed or an unexplained rollout. secondary: all other causes; for a passed rollout, its lapses.
-    observations: what was seen, and is no cause. doubts: why a passed rollout should not have passed.
-    suspicions: what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those
-    that it shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
+    observations: observations that are not causes. doubts: why a passed rollout should not have passed. suspicions:
+    what contradicts its reference. occasions: the kinds of cause that it could have shown. lacking: those that it
+    shows, used as its labels. ended_by: how the dialogue ended. repairs: what would have made it pass.
     unproven: why it could not be replayed.
     """
 
@@ -212,7 +218,7 @@ class DiagnosedRollout(Record):
 
     @property
     def place(self) -> str:
-        """The task, and the trial if it is not the first."""
+        """The id of the task, with the trial if it is not the first."""
         return f"{self.task}, trial {self.trial}" if self.trial else self.task
 
     @property
@@ -220,19 +226,22 @@ class DiagnosedRollout(Record):
         """All causes, the primary one first."""
         return ([self.primary] if self.primary else []) + self.secondary
 
-    def lack(self, kind: str) -> RolloutCause | None:
-        """What the rollout lacks of this kind; None if nothing."""
+    def lacking_cause(self, kind: str) -> RolloutCause | None:
+        """Return the cause of this kind among those used as labels (`lacking`); None if it is not there."""
         return next((cause for cause in self.lacking if cause.cause == kind), None)
 
     def cause(self, kind: str) -> RolloutCause | None:
-        """The cause of this kind; None if the rollout does not have it."""
+        """Return the cause of this kind; None if the rollout does not have it."""
         return next((cause for cause in self.causes if cause.cause == kind), None)
 
 
 @dataclass(frozen=True)
 class DiagnosedLogs:
-    """All rollouts of logs with their causes, in order; their outcomes; what their tools do; and what rollouts
-    without a reference need (None if there are too few)."""
+    """The diagnosed rollouts of logs.
+
+    rollouts: in the order of the logs. outcomes: counts of outcomes. toolbox: what the tools do. needs: what rollouts
+    without a reference need; None if there are too few of them.
+    """
 
     rollouts: Spool[DiagnosedRollout]
     outcomes: OutcomeTally
@@ -240,16 +249,16 @@ class DiagnosedLogs:
     needs: Needs | None
 
 
-def refer(logs: Logs, worlds: Worlds) -> Logs:
-    """Add references from the benchmark to rollouts without one, where the world of their task opens.
+def with_references(logs: Logs, worlds: Worlds) -> Logs:
+    """Add references from the benchmark to rollouts without one, if the world of their task opens.
 
-    Values that reading has redacted are restored from the reference: without them no world accepts the calls.
+    Values that were redacted on reading are restored from the reference, because worlds would refuse the calls.
     """
     if all(rollout.reference for rollout in logs.rollouts):
         return logs
     rollouts = Spool(Rollout)
     for rollout in logs.rollouts:
-        # A rollout without a verdict is not explained, and its task may be damaged.
+        # A rollout without a verdict is not explained, so it needs no reference; its task may be damaged.
         reference = rollout.reference or (worlds.reference(rollout) if rollout.outcome != "error" else [])
         originals = {k: v for message in reference for _, arguments in calls_of(message) for k, v in arguments.items()}
         messages = list[Message]()
@@ -273,10 +282,10 @@ def diagnose_rollouts(
     """Explain every rollout of the logs.
 
     Args:
-        logs: what was read.
+        logs: the logs that were read.
         worlds: replay rollouts, so that causes are proven; None: no replay.
-        kinds: what tools do, where their names mislead.
-        clauses: of policies, beside those of captrain's benchmarks.
+        kinds: what tools do, for tools with misleading names.
+        clauses: clauses of policies, in addition to those of captrain's benchmarks.
 
     Raises:
         UserError: a clause fails.
@@ -297,13 +306,13 @@ def diagnose_rollouts(
         due.setdefault(rollout.environment, set()).update(expected)
         if rollout.outcome == "passed":
             tools = _tools(rollout.messages)
-            setting.idle.update(tools)
+            setting.idle_tools.update(tools)
             handovers = {tool for tool in tools - expected if toolbox.kind(tool) == "handover"}
-            setting.needless.update(handovers if rollout.reference else ())
+            setting.needless_transfers.update(handovers if rollout.reference else ())
         if setting.policy:
             setting.book.add(calls_in(rollout.messages, toolbox, ("assistant",)))
     for environment, tools in due.items():
-        settings[environment].idle.difference_update(tools)
+        settings[environment].idle_tools.difference_update(tools)
         settings[environment].signals.update(signals[environment].found)
     spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
     for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
@@ -312,13 +321,13 @@ def diagnose_rollouts(
         except ExpressionError as error:
             trial = f", trial {rollout.trial}" if rollout.trial else ""
             raise UserError(f"rollout {rollout.task.id}{trial} ({rollout.id}): {error}", CLAUSES_PAGE) from None
-    return DiagnosedLogs(_agreed(spool, outcomes), outcomes, toolbox, needs)
+    return DiagnosedLogs(_with_consensus(spool, outcomes), outcomes, toolbox, needs)
 
 
 def needed_causes(
     rollouts: Iterable[Rollout], target: CheckedEnvironment, machine: Machine | None
 ) -> dict[str, set[str]]:
-    """Find what failed rollouts need, proven by replay.
+    """Find the causes whose repair failed rollouts need, proven by replay.
 
     Args:
         rollouts: of one benchmark.
@@ -326,9 +335,9 @@ def needed_causes(
         machine: to run its workers.
 
     Returns:
-        For each failed rollout, by id, the agent's own causes of the repairs without which it does not pass. A rollout
-        that cannot be replayed or has a suspect reference proves nothing, nor does a step that only follows from an
-        earlier one.
+        Rollout id -> the agent's own causes of the steps without which the rollout does not pass, for failed rollouts.
+        Rollouts that cannot be replayed or have a suspect reference are left out, and so are steps that only follow
+        from an earlier one.
     """
     spool = Spool(Rollout)
     for rollout in rollouts:
@@ -355,17 +364,19 @@ def read_kinds(path: Path) -> dict[str, ToolKind]:
 
 
 def _tools(messages: Iterable[Message]) -> set[str]:
-    """The tools that the assistant calls."""
+    """Return the tools that the assistant calls."""
     return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
 
 
-def _agreed(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
-    """Mark references as suspect by consensus: no agent passes the task, and all differ from the reference in the
-    same step, or one of them in nothing."""
+def _with_consensus(rows: Spool[DiagnosedRollout], outcomes: OutcomeTally) -> Spool[DiagnosedRollout]:
+    """Mark references as suspect if no agent passes the task and all rollouts differ from it in one same step.
+
+    A reference is also suspect if a failed rollout does not differ from it at all.
+    """
     common: dict[tuple[str, str], tuple[str, set[str], bool]] = {}
     for row in rows:
         task = row.environment, row.task
-        if row.outcome == "failed" and (reason := outcomes.unpassed(*task)):
+        if row.outcome == "failed" and (reason := outcomes.never_passed_reason(*task)):
             steps = {f"{step.kind} {step.step}" for step in row.repairs if step.needed}
             _, shared, differ = common.get(task, (reason, steps, True))
             common[task] = reason, shared & steps, differ and bool(steps)
@@ -402,7 +413,7 @@ def _explained(
         world, unproven = worlds.of(rollout) if worlds else None, worlds.trouble if worlds else ""
         view = view_repaired(rollout, context, world)
     except (UserError, InfrastructureError) as trouble:
-        # A benchmark may not know such a call, and its worker may die.
+        # The benchmark may not know a call, or its worker may die.
         world, unproven = None, str(trouble)
         view = view_repaired(rollout, context, None)
     explanation = explain(view)
@@ -410,7 +421,7 @@ def _explained(
     causes = _causes(explanation, found)
     of_agent = [cause for cause in causes if CAUSES[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
-    lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
+    lacking = of_agent if view.repair.proven else [c for c in _label_causes(view, of_agent) if c.cause not in unsure]
     could = {slug for slug, kind in CAUSES.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "suspect" if explanation.suspicions else "contrasted"
@@ -441,7 +452,7 @@ def _explained(
 
 
 def _causes(explanation: Explanation, found: Mapping[str, Occasion]) -> list[RolloutCause]:
-    """The causes of a rollout, the primary one first, and then those that contrast alone shows."""
+    """Return the causes of a rollout, the primary one first. Causes that only the contrast shows come last."""
     causes = [
         RolloutCause(cause=verdict.cause, message=verdict.message, evidence=verdict.evidence, grade=verdict.grade)
         for verdict in explanation.causes
@@ -460,21 +471,23 @@ def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Re
 
 
 def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
-    """Why a passed rollout should not have passed. With a world, an agent that does nothing is played."""
+    """Yield reasons why a passed rollout should not have passed. One is that an idle agent passes too, by replay."""
     yield from _remarks(view, DOUBTS)
     if world is not None and view.repair.passes and world.play([Replay(())])[0].passed:
         yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
 
 
-def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
-    """What a rollout lacks where no replay proves it: as the pipeline's programmatic analyst labels it.
+def _label_causes(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[RolloutCause]:
+    """Yield the causes that a rollout shows, for labels without a proof by replay.
 
-    For a cause that the analyst finds without a reference (`is_unaided`), a rule decides in place of its label.
+    The label is the programmatic analyst's: LACKING at the first occasion that went wrong. If no occasion did, a cause
+    that the contrast with passed rollouts shows counts. For causes without such a label (no occasions, or
+    `is_unreferenced`), the rules decide.
     """
     for slug, kind in CAUSES.items():
-        is_compared = bool(kind.occasions) and not kind.is_unaided
+        is_compared = bool(kind.occasions) and not kind.is_unreferenced
         lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
-        # Beside the analyst's label, only the contrast with passed rollouts counts; without a label, every rule does.
+        # Beside the analyst's label, only the contrast with passed rollouts counts. Without a label, every rule counts.
         causes = [cause for cause in of_agent if cause.cause == slug]
         causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]
         if lapse is not None:
@@ -484,7 +497,7 @@ def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[Rol
 
 
 def _repair_steps(view: RolloutView, explanation: Explanation) -> Iterator[RepairStep]:
-    """The differences of a rollout from its reference, needed ones first, each with the evidence of its cause."""
+    """Yield the differences of a rollout from its reference, needed ones first, each with the evidence of its cause."""
     repair, verdicts = view.repair, {id(edit): verdict for edit, verdict in explanation.steps}
     for edit in (*repair.edits, *(edit for edit in repair.differences if edit not in repair.edits)):
         verdict, call = verdicts.get(id(edit)), next(iter(edit.calls), None)

@@ -1,4 +1,4 @@
-"""From a capability in a diagnosis to an environment that trains it: the work of `captrain synthesize`.
+"""Makes an environment that trains a capability found by a diagnosis, for `captrain synthesize`.
 
 Briefs, synthesizers and passports are the pipeline's (`captrain.environments`); only the source of the evidence
 differs. The target is the project's benchmark if it has the tools in the logs; a program then derives the environment
@@ -45,22 +45,21 @@ from captrain.run import (
 )
 
 MOST = 1000
-"""Most tasks held out: all word sequences of each are in memory."""
+"""Maximum number of tasks held out, because all word sequences of each are in memory."""
 Writer = Literal["program", "model"]
 SYNTHESIZER = "captrain.environments.openai.OpenAISynthesizer"
 PROGRAM = "captrain.environments.templates.TemplateSynthesizer"
 CHARACTERS, LONGEST = 24000, 16000
 """Most characters of all examples, and of the system prompt; most tokens of an answer, which holds a whole file."""
 PER_TOKEN = 4
-"""Characters in a token, about."""
+"""Approximate number of characters in a token."""
 RULES = 9000
-"""Characters of a question without its examples, about."""
+"""Approximate number of characters of a question without its examples."""
 
 
 @dataclass(frozen=True)
 class AskingCost:
-    """About what asking costs: questions, tokens read and written, and money if prices are known. `most`: it is an
-    upper bound."""
+    """Estimated cost of asking: questions, tokens and money. `most`: whether it is an upper bound."""
 
     questions: int
     prompt_tokens: int
@@ -70,7 +69,7 @@ class AskingCost:
 
     @property
     def money(self) -> str:
-        """The price, "" if prices are not known."""
+        """The price in words; "" if prices are unknown."""
         if self.access.input_price is None or self.access.output_price is None:
             return ""
         prompt, completion = (
@@ -120,11 +119,11 @@ class LoggedTasks:
                 self._rollouts.setdefault(rollout.task.id, rollout)
 
     def size(self, split: str) -> int:
-        """Number of tasks of a split: all are in the test split, because no environment may repeat them."""
+        """Return the number of tasks of a split. All are in the test split, because no environment may repeat them."""
         return len(self._rollouts) if split == "test" else 0
 
     def tasks(self, split: str, count: int) -> list[JsonObject]:
-        """The first `count` tasks of a split."""
+        """Return the first `count` tasks of a split."""
         tasks = [rollout.task for rollout in self._rollouts.values()]
         return [{"id": task.id, "split": split, "data": task.data} for task in tasks[: min(count, self.size(split))]]
 
@@ -142,15 +141,17 @@ class LoggedTasks:
         raise UserError("a logged task cannot be judged", "bring its benchmark")
 
     def reference(self, task: JsonObject) -> list[Message]:
-        """The solution in the log."""
+        """Return the solution in the log."""
         return self._rollouts[task["id"]].reference
 
 
 @dataclass(frozen=True)
 class SynthesisInputs:
-    """What an environment is made from: capabilities by id, rollouts, the names of the tools that these call, and
-    the known schemas. `project`: the surrounding project, if any. `is_of_project`: the evidence is the project's
-    own."""
+    """Inputs of a synthesis.
+
+    capabilities: by id. tool_names: the tools that the rollouts call. tools: the known schemas. project: the
+    surrounding project, if any. is_of_project: whether the evidence is the project's own.
+    """
 
     capabilities: dict[str, Capability]
     rollouts: Sequence[Rollout]
@@ -160,13 +161,13 @@ class SynthesisInputs:
     is_of_project: bool = False
 
     def without_schema(self, tools: list[JsonObject]) -> list[str]:
-        """The called tools that these schemas lack."""
+        """Return the called tools without a schema in this list."""
         return sorted(self.tool_names - {tool["function"]["name"] for tool in tools})
 
 
 @dataclass(frozen=True)
 class SynthesisOrder:
-    """An environment to make: settings, brief, the standard that it must meet, and who writes it."""
+    """An environment to make: settings, brief, the standard that it must meet, and its synthesizer."""
 
     spec: Spec
     brief: Brief
@@ -200,7 +201,7 @@ def read_diagnosis(diagnosis: Path, tools: Path | None = None) -> SynthesisInput
 
 
 def read_project_diagnosis(project: Path) -> SynthesisInputs:
-    """Read what a project's own diagnosis selected.
+    """Read the capabilities that a project's own diagnosis selected.
 
     Raises:
         UserError: the project has none yet.
@@ -214,8 +215,11 @@ def read_project_diagnosis(project: Path) -> SynthesisInputs:
 
 
 def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
-    """Who can write an environment for each candidate of a diagnosis that is not yet on disk: a program, or else a
-    language model. Candidates that neither can are missing. Faults of the surrounding project are not reported here."""
+    """Return candidate -> who can write its environment, for a diagnosis that is not yet on disk.
+
+    A program is preferred to a language model. Candidates that neither can write are missing. Errors of the surrounding
+    project are not reported here.
+    """
     writers: dict[str, Writer] = {}
     if (labels := diagnosis.labels) is None:
         return writers
@@ -223,7 +227,7 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
     names = frozenset(tool["function"]["name"] for tool in diagnosis.logs.tools)
     evidence = SynthesisInputs({}, rollouts, names, diagnosis.logs.known_tools, find_project(Path.cwd()))
     spec, benchmark = None, None
-    if evidence.project is not None:  # elsewhere there is no benchmark, and composing a configuration takes long
+    if evidence.project is not None:  # elsewhere there is no benchmark, and composing takes long
         try:
             spec = _configuration(evidence.project)
             benchmark = _benchmark(evidence, spec, is_program=True)
@@ -281,8 +285,7 @@ def order_synthesis(
 
 
 def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
-    """The most that a language model will be asked: a question for each round; later rounds also hold an earlier
-    file."""
+    """Return an upper bound on the cost: one question per round, and an earlier file in each later round."""
     texts = [str(message.get("content") or "") for rollout in order.brief.examples for message in rollout.messages]
     length = min(2 * CHARACTERS, sum(map(len, texts))) + len(str(order.brief.tools))
     rounds = order.standard.bounds.rounds
@@ -313,15 +316,17 @@ def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> t
 
 
 def _configuration(project: Path | None) -> Spec:
-    """The configuration of a project, or captrain's own outside a project."""
+    """Return the configuration of a project; outside a project, captrain's own."""
     if project is not None:
         return compose_configuration([], project)[0]
     return compose_spec("default", 0, [], shipped("conf"))
 
 
 def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> CheckedEnvironment | None:
-    """The project's benchmark, if the evidence is the project's own, or if it has every tool in the logs and
-    environments can be derived from it; else None.
+    """Return the project's benchmark if the environment can be derived from it; else None.
+
+    It can if the evidence is the project's own, or if the benchmark has every tool in the logs and allows derived
+    environments.
 
     Raises:
         UserError: the evidence is the project's own, and its benchmark does not load or allows no derived environment.

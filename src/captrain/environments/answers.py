@@ -1,9 +1,10 @@
-"""An adversary for tasksets of one answer: it predicts answers from the prompt, and searches for texts that pay.
+"""An adversary for tasksets with one answer per task: predicts answers from the prompt, and searches for texts that
+earn reward.
 
-It fits on some tasks and measures on others. The fitted rules are those of `adversary`: a choice by place, number,
-length or words, and a decision tree over them. Beside them are frequent answers, the answer of the most similar prompt,
-and texts that hold no answer, changed and kept by what they earn. A taskset whose data holds the right answers also
-shows what a hedged, shortened or shuffled answer earns.
+It fits on some tasks and measures on others. Fitted rules are those of `adversary` (a choice by place, number, length
+or words, and a decision tree over these), frequent answers, and the answer of the most similar prompt. It also tries
+texts without an answer, and varies those that earn most. If the taskset's data contains the right answers, it also
+measures what a hedged, shortened or shuffled answer earns.
 """
 
 import random
@@ -32,11 +33,12 @@ from captrain.records import CheckResult, JsonObject, Message, Split, Task, leav
 from captrain.run import EnvironmentSettings
 
 SPLITS: tuple[tuple[Split, int], ...] = (("training", 30), ("discovery", 30))
-"""The splits, and most tasks, on which scripts are searched for, and on which the best of them are measured."""
+"""Split and maximum number of tasks for fitting scripts, and for measuring the best of them."""
 ROUNDS = ((2, 12), (6, 4), (15, 3))
-"""Successive halving: on how many tasks a script has been played, and how many of the best go on."""
+"""Successive halving: number of tasks that each script has played by the end of a round, and number of scripts that
+continue."""
 RESERVED = 1 / 3
-"""Share of the time that is kept for measuring."""
+"""Share of the time that is reserved for measuring."""
 WRAPPED = {
     "as it is": "{}",
     "in \\boxed{}": "\\boxed{{{}}}",
@@ -48,22 +50,22 @@ WRAPPED = {
     "in a block of code": "```\n{}\n```",
     "in <final_answer> tags": "<final_answer>{}</final_answer>",
 }
-"""Formats of an answer, in words that continue the name of a text."""
+"""Formats of an answer by name. The names continue the name of a text."""
 NAMED = ("yes", "no", "true", "false", "Yes", "No", "True", "False", "none", "unknown")
 CONSTANTS = [*"ABCDEFGH", *map(str, range(11)), *NAMED]
-"""Answers that are given to every task."""
+"""Answers that are tried on every task."""
 OPTIONS = [*"ABCDEFGH", *map(str, range(1001)), "yes", "no", "true", "false", "none"]
 LABELS = 12
-"""Most frequent answers that are given to every task."""
+"""Number of most frequent answers that are tried on every task."""
 LIKELY = 16
-"""Rules that are played if right answers are known: those that are right most often."""
+"""Number of rules that are played if right answers are known: those that are right most often."""
 DECOYS = 8
-"""Other tasks' answers around a hedged one."""
+"""Number of other tasks' answers around a hedged one."""
 LEAST_LENGTH = 3
-"""Characters of the shortest answer of which the first alone is a small part."""
+"""Minimum length of an answer whose first character alone counts as a wrong answer."""
 LONGEST_SHOWN = 200
 SOLVING = 0.5
-"""Least mean reward of the data's field that holds the answers."""
+"""Minimum mean reward of the field in the data that is taken for the answers."""
 
 STORED, OTHER = "reward of the stored answer", "reward of another task's answer"
 PREDICTED, EMPTY = "reward of predicted answers", "reward of texts without an answer"
@@ -71,7 +73,7 @@ MISTAKEN = "reward of wrong answers made from the right one"
 """Names of the checks."""
 
 Text = Callable[[Choice], str | None]
-"""Returns what is said on a task; None if the task does not allow it."""
+"""Returns the answer to a task; None if the script does not apply to the task."""
 
 
 def _tokens(pattern: str, view: Choice) -> list[Candidate]:
@@ -87,7 +89,7 @@ POOLS = {
     "option": r"(?:^|[\s(])([A-H])(?=[).:])",
     "name behind a preposition": r"\b(?:of|to|in|for|from|is) ([A-Z]\w+)",
 }
-"""Spans of the prompt among which a rule chooses, by what they are called."""
+"""Patterns of spans of the prompt that a rule can choose from, by the name of a span."""
 
 
 def _span(rule: Rule, pool: str, view: Choice) -> str | None:
@@ -107,10 +109,10 @@ SPANS = [Rule(_span_name(rule.name, pool), partial(_span, rule, pool)) for pool 
 
 @dataclass
 class Quiz:
-    """A taskset that is asked for rewards of single answers; each answer is scored once.
+    """A taskset that scores single answers, each once.
 
     Attributes:
-        end: time of `time.monotonic` after which nothing more is scored.
+        end: value of `time.monotonic` after which nothing more is scored.
     """
 
     target: CheckedEnvironment
@@ -127,7 +129,7 @@ class Quiz:
         return self.openings[task.id]
 
     def reward(self, task: Task, text: str) -> float | None:
-        """Return the reward of an answer; None if it is unknown and the time is over."""
+        """Return the reward of an answer; None if it is unknown and no time is left."""
         if (task.id, text) not in self.rewards:
             if time.monotonic() > self.end:
                 return None
@@ -136,7 +138,7 @@ class Quiz:
         return self.rewards[task.id, text]
 
     def stored(self, task: Task) -> dict[str, str]:
-        """Return the fields of a task's data that no prompt shows, if the taskset tells them."""
+        """Return the fields of a task's data that the prompt does not show, if the taskset reveals them."""
         ask: Callable[[JsonObject], JsonObject] | None = getattr(self.target.environment, "hidden", None)
         data = self.target.call("hidden", task.id, lambda: ask(task.model_dump())) if ask else {}
         return {name: ", ".join(leaves(value)) for name, value in data.items() if [*leaves(value)]}
@@ -147,15 +149,16 @@ class Answerer:
 
     Args:
         quiz: the taskset.
-        fitting: tasks to fit on; those to measure on are never among them.
-        seed: decides what is drawn.
+        fitting: tasks to fit on.
+        measuring: other tasks, to measure on.
+        seed: seed of all draws.
     """
 
     def __init__(self, quiz: Quiz, fitting: Sequence[Task], measuring: Sequence[Task], seed: int) -> None:
         self.quiz, self.fitting, self.measuring, self.seed = quiz, fitting, measuring, seed
         self.views = {task.id: self._view(task) for task in (*fitting, *measuring)}
         self.known: dict[str, str] = {}
-        """The right answers of all tasks, by task, as far as the taskset's data holds them."""
+        """Task id -> right answer, for tasks whose data contains it."""
         self.format = "as it is"
         self._learn_answers()
         self.views = {name: replace(view, right=self.known.get(name, "")) for name, view in self.views.items()}
@@ -165,7 +168,7 @@ class Answerer:
         return Choice(task, "", {"length of the prompt": len("".join(told))}, "", [], told, [])
 
     def _learn_answers(self) -> None:
-        """Find the field of the data, and the format, that earn most when they are said."""
+        """Find the field of the data and the format that earn most as an answer."""
         stored = {task.id: self.quiz.stored(task) for task in (*self.fitting, *self.measuring)}
         names = dict.fromkeys(name for task in self.fitting for name in stored[task.id])
 
@@ -184,18 +187,18 @@ class Answerer:
     # Playing.
 
     def search(self, scripts: Mapping[str, Text]) -> list[Exploit]:
-        """Return the scripts that earn most on the tasks to fit on, by successive halving."""
+        """Return the scripts that earn most on the tasks for fitting, by successive halving."""
         return halved(scripts, self.fitting, lambda task, one: self.play(scripts[one.name], task, one), ROUNDS)
 
     def play(self, script: Text, task: Task, exploit: Exploit) -> None:
-        """Say a script's text on a task unless that was done, and note what it earns."""
+        """Give a script's answer to a task and record its reward. Skip a task that was already played."""
         text = None if task.id in exploit.rewards else script(self.views[task.id])
         if text is not None and (reward := self.quiz.reward(task, text)) is not None:
             exploit.rewards[task.id] = reward
             exploit.deeds[task.id] = [text[:LONGEST_SHOWN] if text.strip() else repr(text)]
 
     def measured(self, scripts: Mapping[str, Text]) -> Exploit | None:
-        """Play scripts on the other tasks, and return the one that surely earns most; None if all are impossible."""
+        """Play scripts on the tasks for measuring. Return the one with the highest lower bound, or None."""
         found = [Exploit(name) for name in scripts]
         for one in found:
             for task in self.measuring:
@@ -205,7 +208,7 @@ class Answerer:
     # Scripts.
 
     def formatted(self, text: Text) -> Text:
-        """Give a text the format in which the taskset's own answers pay."""
+        """Put the answers of a script into the format in which the taskset's own answers earn reward."""
 
         def said(view: Choice) -> str | None:
             value = text(view)
@@ -215,12 +218,12 @@ class Answerer:
 
     @cached_property
     def answers(self) -> list[str]:
-        """The known answers of the tasks to fit on, most frequent first."""
+        """The known answers of the tasks for fitting, most frequent first."""
         counts = Counter(self.known[task.id] for task in self.fitting if task.id in self.known)
         return [answer for answer, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
     def predictions(self) -> dict[str, Text]:
-        """Scripts that predict the answer from the prompt without doing the task."""
+        """Return scripts that predict the answer from the prompt without doing the task, by name."""
         rules = self._rules()
         scripts = {f"answering {rule.name}": self.formatted(rule.pick) for rule in rules}
         views = [self.views[task.id] for task in self.fitting]
@@ -260,7 +263,7 @@ class Answerer:
         return max(others, key=alike).right if others else None
 
     def texts(self) -> dict[str, Text]:
-        """Scripts that hold no answer, or all of them."""
+        """Return scripts whose text has no answer, or all answers, by name."""
         many = ", ".join(self.answers[:200])
         letters = Counter("".join(self.answers) or "etaoinshrdlu etaoin")
         length = round(fmean(map(len, self.answers))) if self.answers else 20
@@ -302,7 +305,7 @@ class Answerer:
         return scripts
 
     def changed(self, scripts: Mapping[str, Text], kept: Sequence[str]) -> dict[str, Text]:
-        """Change texts that were kept: repeated, in other letters, in other formats, and two of them joined."""
+        """Return variants of the best texts: repeated, in capital letters, in other formats, and two of them joined."""
         found: dict[str, Text] = {}
         for name in kept:
             found[f"{name}, three times"] = partial(_joined, [scripts[name]] * 3)
@@ -316,7 +319,7 @@ class Answerer:
         return found
 
     def mistakes(self) -> dict[str, Text]:
-        """Scripts that turn the right answer into a wrong one; empty if right answers are unknown."""
+        """Return scripts that turn the right answer into a wrong one; {} if right answers are unknown."""
         names = {
             "the right answer among other tasks' answers": self._hedged,
             "the letters of the right answer in the order of the alphabet": _sorted_letters,
@@ -334,11 +337,11 @@ class Answerer:
         return ", ".join([*decoys[:half], view.right, *decoys[half:]])
 
     def right_answer(self, view: Choice) -> str | None:
-        """Give the right answer as the data holds it."""
+        """Return the right answer in the data; None if it is unknown."""
         return view.right or None
 
     def other_answer(self, view: Choice) -> str | None:
-        """Give the right answer of another task."""
+        """Return the right answer of another task; None if it is unknown."""
         rng = random.Random(f"{self.seed}/other/{view.task.id}")
         others = [self.known[task.id] for task in self.fitting if task.id in self.known]
         return rng.choice(others) if others and view.right else None
@@ -387,15 +390,15 @@ def _sorted_letters(view: Choice) -> str | None:
 
 
 def probe_answers(target: CheckedEnvironment, bounds: EnvironmentSettings, seed: int) -> list[CheckResult]:
-    """Search for answers that pay without work, and measure the best ones on other tasks.
+    """Search for answers that earn reward without work, and measure the best ones on other tasks.
 
-    A script is refused if its mean less `SURE` standard errors is above its bound, as in an environment. A text without
-    an answer may earn `hacking_reward`, a wrong answer `broken_reward`, and a prediction `broken_reward` or a little
-    more than the most frequent answer, or that of another task, earns.
+    A check fails if the mean reward minus `SURE` standard errors is above its bound, as in an environment. The bound is
+    `hacking_reward` for a text without an answer, and `broken_reward` for a wrong answer. A prediction may earn
+    `broken_reward`, or `GAIN` more than the most frequent answer or another task's answer earns.
 
     Args:
         target: the taskset; it is fitted on training tasks and measured on discovery tasks.
-        bounds: the bounds, and `seconds`, the most time that all of this takes.
+        bounds: the bounds, and `seconds`, the time limit.
         seed: decides what is drawn.
     """
     start = time.monotonic()
@@ -435,7 +438,7 @@ def first_tasks(target: CheckedEnvironment, split: Split, count: int) -> list[Ta
 
 
 def exploited(name: str, found: Exploit, bound: float, note: str = "") -> CheckResult:
-    """Compare what an answer surely earns with a bound, and describe the answer and its reward."""
+    """Compare the lower bound of a script's reward with `bound`, and describe the answer and its reward."""
     rewards = [*found.rewards.values()]
     error = SURE * pstdev(rewards) / len(rewards) ** 0.5
     low, high = max(0.0, found.mean - error), min(1.0, found.mean + error)

@@ -1,7 +1,8 @@
-"""Moves that reveal the step's value without the look-ups that it needs: careless tools and users tell it.
+"""Moves that may reveal the step's value without the needed look-ups, because a careless tool or user tells it.
 
 A tool that gets a wrong or unknown value may name the right one, a wildcard may list every record, and a user may
-correct a wrong step. Each such move is put in front of the step, and the adversary's rules choose from what it showed.
+correct a wrong step. Each such move is made before the step, and the adversary's rules choose a value from what the
+move showed.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +27,20 @@ from captrain.environments.probes import CLOSING, content, shape, shown, words
 from captrain.records import JsonObject, Message
 
 TRIED, LEARNT = 3, 30
-"""Tasks on which a move is tried, and on which a rule is fitted to what it shows."""
+"""Number of tasks on which a move is tried, and on which a rule is fitted to what it shows."""
 DEPTH = 1
-"""Depth of the tree of rules."""
+"""Depth of the decision tree over rules."""
 UNKNOWN = "none"
 """A value that no record has."""
 LISTING = WILDCARDS[:5]
 """Values that may list every record."""
 
 Move = Callable[[View], Sequence[Message]]
-"""Makes the messages in front of the step; none if the task does not allow it."""
+"""Makes the messages before the step; empty if the move does not apply to the task."""
 
 
 def leaks(player: Adversary) -> dict[str, Script]:
-    """Return the scripts that choose by what a move has shown, in words that continue "choosing"."""
+    """Return scripts that choose a value from what a move has shown. Their names complete "choosing ..."."""
     scripts: dict[str, Script] = {}
     for name, move in _moves(player).items():
         tried = [shown for view in player.views[:TRIED] if (shown := _after(player, move, view))]
@@ -51,7 +52,7 @@ def leaks(player: Adversary) -> dict[str, Script]:
 
 
 def _moves(player: Adversary) -> dict[str, Move]:
-    """List the moves that are tried, by name."""
+    """Return the moves that are tried, by name."""
     moves: dict[str, Move] = {
         "the step with the first value, and words": lambda view: [*map(view.step, _first(view)), CLOSING],
         "a needed look-up of an unknown value": lambda view: look(view, UNKNOWN),
@@ -81,7 +82,7 @@ def _listing(tool: JsonObject, value: str, view: View) -> list[Message]:
 
 
 def _after(player: Adversary, move: Move, view: View) -> View | None:
-    """View a task after a move; None if the move shows no value that the step may name."""
+    """View a task after a move; None if the move shows no value with the shape of the right one."""
     if view.key == "tool" or not (moves := move(view)):
         return None
     play = player.evidence.play(view.task, [*view.before, *moves])

@@ -1,8 +1,9 @@
-"""A policy without the needed look-ups that learns, from a few hundred plays, which moves earn reward.
+"""An agent without the needed look-ups that learns from a few hundred plays which moves earn reward.
 
-It stands for reinforcement learning: moves are drawn by the move before, and their weights grow with the reward of the
-plays that made them. `Adversary.best` then plays the moves that earned most on other tasks. A trained model would find
-less: the embedded base earns next to nothing in a foreign environment, so GRPO has nothing to reinforce.
+It stands in for reinforcement learning. Each move is drawn with weights that depend on the previous move. The weights
+of moves grow with the reward of the plays that made them. `Adversary.best` then plays the best sequences of moves on
+other tasks. Training the embedded base would find less: it earns next to nothing in a foreign environment, so GRPO has
+nothing to reinforce.
 """
 
 import random
@@ -18,19 +19,19 @@ from captrain.environments.probes import CLOSING, random_call
 from captrain.records import JsonObject, Message
 
 PLAYS, BATCH = 480, 48
-"""Plays in all, and plays after which weights change."""
+"""Total number of plays, and number of plays between changes of the weights."""
 RATE, LEAST = 0.3, 0.02
-"""Share of a weight that is new after a batch, and least share of all moves together."""
+"""Share of a weight that a batch replaces, and sum of the minimum weights of all moves."""
 LONGEST = 12
-"""Most moves of a play."""
+"""Maximum number of moves in a play."""
 KEPT = 24
-"""Scripts that are played on other tasks."""
+"""Number of scripts that are played on other tasks."""
 GO_ON, STEP, SPEAK, STOP = "the solution's next message", "the step", "words", "the end"
 ELSEWHERE = " on another value"
 
 
 class Learner:
-    """Learns on the tasks that the adversary's rules are fitted on.
+    """Learner of moves, on the tasks on which the adversary's rules are fitted.
 
     Args:
         player: the adversary of the environment.
@@ -49,10 +50,7 @@ class Learner:
             self.weights[last][GO_ON] = float(len(self.moves))
 
     def scripts(self) -> dict[str, Script]:
-        """Learn, and return the scripts that earned most, by their moves in words.
-
-        It learns nothing if no task needs a look-up.
-        """
+        """Learn, and return the scripts that earned most, by their moves in words; {} if no task needs a look-up."""
         rng, views = self.evidence.random("learner"), self.player.views
         best: dict[tuple[str, ...], float] = {}
         for start in range(0, PLAYS if views else 0, BATCH):
@@ -68,7 +66,7 @@ class Learner:
         return {in_words(trail): partial(self._follow, trail) for trail in chosen}
 
     def _reweight(self, batch: Sequence[tuple[float, Sequence[str]]]) -> None:
-        """Move weights towards the moves of plays that earned more than the mean."""
+        """Shift weights towards the moves of plays that earned more than the mean."""
         mean = sum(reward for reward, _ in batch) / len(batch)
         gains: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for reward, trail in batch:
@@ -83,7 +81,7 @@ class Learner:
                 self.weights[last] = {move: max(weight, floor) for move, weight in mixed.items()}
 
     def _explore(self, view: View, rng: random.Random, trail: list[str]) -> Agent:
-        """Return an agent that draws its moves, and notes them."""
+        """Return an agent that draws its moves and appends them to `trail`."""
         turn = self._turn(view, rng)
 
         def agent(messages: Sequence[Message]) -> Message | None:
@@ -97,12 +95,12 @@ class Learner:
         return agent
 
     def _follow(self, trail: Sequence[str], view: View, rng: random.Random) -> Agent | None:
-        """Return an agent that makes the moves of a play."""
+        """Return an agent that repeats the moves of `trail`; None if a value of the step is not visible."""
         turn, moves = self._turn(view, rng), iter(trail)
         return (lambda messages: turn(next(moves, STOP), messages)) if view.both else None
 
     def _turn(self, view: View, rng: random.Random) -> Callable[[str, Sequence[Message]], Message | None]:
-        """Return the function that makes a move's message. A play draws one value for all of its moves."""
+        """Return a function that makes the message of a move. A play draws one value for all of its moves."""
         values = self.player.labels or [one.value for one in view.candidates] or [view.wrong]
         value = rng.choice(values)
         before, after = iter(view.before), iter([view.step(value), *view.ending(value)])
@@ -128,6 +126,6 @@ def _parameters(tool: JsonObject) -> JsonObject:
 
 
 def in_words(trail: Sequence[str]) -> str:
-    """Name a play by its moves."""
+    """Return the moves of a play in words."""
     counts = [(move, len([*same])) for move, same in groupby(trail)]
     return ", ".join(move if count == 1 else f"{move} {count} times" for move, count in counts)

@@ -134,7 +134,7 @@ def _findings(checks: Sequence[CheckResult]) -> str:
 
 
 def complaint(code: str) -> str | None:
-    """Return why a text is no environment file, as far as parsing shows; None if it may be one."""
+    """Return why a text cannot be an environment file, judged by parsing it; None if it can be one."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

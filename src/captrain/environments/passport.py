@@ -1,4 +1,4 @@
-"""The passport: what an environment must prove before anything is trained in it.
+"""The passport: the checks that an environment must pass before anything is trained in it.
 
 `run_checks` runs all of `CHECKS`. A check that meets a fault fails, and the others still run. `calibrate` measures the
 rewards of the base; its rollouts count as calibration. `audit` compares the tasks of a training with the passport.
@@ -19,11 +19,11 @@ from captrain.records import CheckResult, Passport, Rollout, Score, Task, counte
 from captrain.run import EnvironmentSettings, Machine
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""Errors of our own code that reads answers: any answer may be made to break it."""
+"""Errors of captrain's code that reads answers, because an answer may be designed to break it."""
 AUDITED = 16
 """Audited tasks of a training."""
 DRIFT = 0.25
-"""Most by which their mean reward may exceed the passport's."""
+"""Largest amount by which their mean reward may exceed the passport's."""
 BASE_REWARD, BASE_PASSES = "mean reward of the base", "pass rate of the base"
 BASE_CONSTANT = "share of constant-reward groups on the base"
 SETTINGS = {check.name: check.setting for check in CHECKS if check.setting}

@@ -1,4 +1,4 @@
-"""Probes: agents without the capability that a passport check plays. None of them may earn much.
+"""Probes: agents without the capability, which passport checks play. None of them may earn much.
 
 Probes use no model. They take call arguments from the reference, so that they earn at least as much as a policy in
 training could find. A file could recognise a fixed probe, so the examination's key seeds their words, lengths, turns

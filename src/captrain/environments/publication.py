@@ -1,7 +1,7 @@
 """Publishes synthesized and validated environments, and the page on which a reader judges one.
 
-A passed environment is written to the results folder with its passport and page. A rejected one is written to
-`rejected/` below it, which nobody searches for environments. `captrain validate` writes passport and page of any file.
+A passed environment is written to the results folder with its passport and page. A rejected one is written to its
+subfolder `rejected/`, where no stage looks for environments. `captrain validate` writes passport and page of any file.
 """
 
 import ast
@@ -187,7 +187,7 @@ def validate_file(
     require_file_name(path.stem, str(path.parent))
     text = read_bytes(path, "name a Python file that defines Environment", SOURCE).decode(errors="replace")
     if out.resolve().is_relative_to((root / "results").resolve()):
-        # Nobody could tell this passport from one that the pipeline made.
+        # This passport could not be told from one that the pipeline made.
         raise UserError(f"{out} belongs to the pipeline", "name another folder with --out")
     spec = _specification(root)
     machine = spec.machine.model_copy(update={"sandbox": least}) if least else spec.machine

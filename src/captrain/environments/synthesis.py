@@ -279,7 +279,7 @@ def make_passport(path: Path, examination: Examination, attempt: int, *, trusted
 
 
 class PairOutcome(TypedDict):
-    """What became of a pair, and how many failed rollouts lack both."""
+    """The outcome of a pair, and the number of failed rollouts that lack both."""
 
     lacking: int
     environment: bool

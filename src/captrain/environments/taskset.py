@@ -1,8 +1,8 @@
-"""What a taskset of verifiers pays agents that do no work.
+"""Measures the reward that a taskset of verifiers gives to agents that do no work.
 
-verifiers has neither references nor broken solutions, so a taskset earns no passport. The probes here need none: agents
-that do nothing, talk, or call tools at random. What earns most is the best exploit. `answers` then searches for answers
-that pay.
+verifiers has neither references nor broken solutions, so a taskset cannot earn a passport. The probes here need
+neither: agents that do nothing, talk, or call tools at random. The agent that earns most is the best exploit. `answers`
+then searches for answers that earn reward.
 """
 
 import random
@@ -24,13 +24,13 @@ from captrain.run import EnvironmentSettings
 TASKS = 12
 """Training tasks on which every agent plays."""
 LOOKS = 4
-"""Random calls before an agent says all that it has seen."""
+"""Number of random calls before an agent says all values that it has seen."""
 REPEATED = "same reward for the same record"
 UNPROBED = (
     "spread between good and bad plays with tools, and moves with tools that a learner would find",
     "leaks of test tasks and the transfer of the capability: they need a benchmark that the taskset trains for",
 )
-"""What these probes cannot tell."""
+"""Properties that these probes cannot measure."""
 UNSOLVED = (
     "reward of the solution and of changed solutions: no field of the taskset's data earns reward when it is said"
 )
@@ -50,8 +50,8 @@ def probe_taskset(target: CheckedEnvironment, bounds: EnvironmentSettings, seed:
 
     Args:
         target: the taskset.
-        bounds: most that doing nothing, random calls and anything else without work may earn.
-        seed: decides what is drawn.
+        bounds: maximum rewards of doing nothing, of random calls, and of other agents that do no work.
+        seed: seed of all draws.
 
     Returns:
         A check for each agent and for each kind of answer, with mean and standard deviation. The agent that earned most

@@ -22,7 +22,7 @@ from .endpoint import TransientFault as TransientFault
 from .gated import Mixture as Mixture
 from .gated import load_gates as load_gates
 from .gated import load_mixture as load_mixture
-from .gated import padded_places as padded_places
+from .gated import padded_deciding_tokens as padded_deciding_tokens
 from .gated import save_mixture as save_mixture
 from .lora import ADAPTER_FILES as ADAPTER_FILES
 from .lora import CHECKPOINTS as CHECKPOINTS
@@ -50,7 +50,7 @@ from .mixture import Decide as Decide
 from .mixture import MixtureParts as MixtureParts
 from .mixture import Scope as Scope
 from .mixture import begins_decision as begins_decision
-from .mixture import decision_places as decision_places
+from .mixture import deciding_tokens as deciding_tokens
 from .mixture import mixture_parts as mixture_parts
 from .mixture import mixture_use as mixture_use
 from .passes import SharedPasses as SharedPasses

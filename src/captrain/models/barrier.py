@@ -1,9 +1,9 @@
-"""Training that gives the same bytes on every CPU: a barrier around each optimizer step.
+"""Makes training give the same bytes on every CPU, by a barrier around each optimizer step.
 
 Kernels of different instruction sets differ in the last bits of a sum, and training doubles such a difference every
 few steps. More digits only delay that; a barrier stops it. The model computes in float64, so that gradients differ by
 about 1e-17. Gradients are rounded to multiples of a fixed number before a step, and weights after it. Both grids are
-far coarser than the noise, so that the next step starts from the same bytes, and far finer than a step.
+far coarser than the noise, so the next step starts from the same bytes. They are far finer than a step.
 
 Why this holds: a value falls on the other side of a rounding boundary with probability (its noise / the grid). Between
 AVX-512 kernels and no vector code, an element of the embedded base's gradient differs by 7e-19 on average, and a weight
@@ -11,8 +11,8 @@ after its step not at all. So 540,000 elements x 600 steps x 7e-19 / 2^-18 = 6e-
 whole run, and fewer in the training of an adapter.
 
 AdamW adds no noise between the two roundings. It uses operations that IEEE 754 rounds exactly (sum, product, quotient,
-root), one per kernel, because torch's own optimizer fuses product and sum on some CPUs only. So its averages, which
-checkpoints hold, have the same bytes, too. Multiples of 2^-18 below 64 are exact in float32, the type of saved weights.
+root), one per kernel, because torch's own optimizer fuses product and sum on some CPUs only. So its averages in
+checkpoints also have the same bytes. Multiples of 2^-18 below 64 are exact in float32, the type of saved weights.
 """
 
 import math

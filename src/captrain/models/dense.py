@@ -128,26 +128,26 @@ def token_scores(
     x = _Norm.apply(x, config.rms_norm_eps)
     head = _weight(model.get_submodule("lm_head")) * body.norm.weight
     logits = _times(head.to(products or head.dtype), x).t()
-    return score_states(logits, forest.targets, temperature, forest.places)
+    return score_states(logits, forest.targets, temperature, forest.source_indices)
 
 
-def score_states(logits: Tensor, targets: Tensor, temperature: float, places: Tensor | None = None) -> Scores:
+def score_states(logits: Tensor, targets: Tensor, temperature: float, predicted_at: Tensor | None = None) -> Scores:
     """Score tokens under the distributions of logits.
 
     Args:
         logits: (predictions, vocabulary).
         targets: (scored,), token ids.
         temperature: logits are divided by it.
-        places: (scored,), index of the prediction of each token; None: prediction i belongs to token i.
+        predicted_at: (scored,), index of the prediction of each token; None: prediction i belongs to token i.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     distribution = (logits / temperature).log_softmax(-1)
     fixed = distribution.detach()
-    places = torch.arange(len(targets)) if places is None else places
+    indices = torch.arange(len(targets)) if predicted_at is None else predicted_at
     return Scores(
-        distribution[places, targets],
-        -(fixed.exp() * fixed).sum(-1)[places],
-        fixed.argmax(-1)[places] == targets,
+        distribution[indices, targets],
+        -(fixed.exp() * fixed).sum(-1)[indices],
+        fixed.argmax(-1)[indices] == targets,
     )
 
 

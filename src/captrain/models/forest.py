@@ -42,7 +42,7 @@ class Forest:
     trunk: number of leading nodes that are the common prefix of all rows.
     trees: one tree for the rows of each prompt, or several if the rows are long.
     sources: (predictions,), the nodes that predict a scored token, sorted and without duplicates.
-    places: (scored,), for each scored token, the index in `sources` of the node that predicts it, row by row.
+    source_indices: (scored,), for each scored token, the index in `sources` of the node that predicts it, row by row.
     targets: (scored,), the scored tokens.
     """
 
@@ -51,7 +51,7 @@ class Forest:
     trunk: int
     trees: tuple[Tree, ...]
     sources: Tensor
-    places: Tensor
+    source_indices: Tensor
     targets: Tensor
 
 
@@ -98,7 +98,7 @@ def make_forest(rows: Sequence[Row]) -> Forest:
         for index, (token, flag) in enumerate(zip(tokens, scored, strict=True))
         if flag and index
     ]
-    sources, places = torch.tensor([node for node, _ in pairs], dtype=torch.long).unique(return_inverse=True)
+    sources, source_indices = torch.tensor([node for node, _ in pairs], dtype=torch.long).unique(return_inverse=True)
     targets = torch.tensor([token for _, token in pairs], dtype=torch.long)
     return Forest(
         torch.tensor(ids, dtype=torch.long),
@@ -106,7 +106,7 @@ def make_forest(rows: Sequence[Row]) -> Forest:
         trunk,
         tuple(trees),
         sources,
-        places,
+        source_indices,
         targets,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captrain.errors import UserError
 from captrain.models.lora import MIXTURE_FILES, PlainLora, read_plain_lora, require_trained
-from captrain.models.mixture import MEMBERS, REMEDY, Decide, MixtureParts, decision_places, mixture_parts
+from captrain.models.mixture import MEMBERS, REMEDY, Decide, MixtureParts, deciding_tokens, mixture_parts
 from captrain.records import publish_json
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ EPSILON = 1e-6
 
 
 class _Open:
-    """The current gate weights, (rows, tokens or 1, slots). All adapted layers read them from here."""
+    """Holds the current gate weights, (rows, tokens or 1, slots). All adapted layers read them from here."""
 
     weights: Tensor
 
 
 class _MixedLinear(nn.Module):
-    """A linear layer with the pairs of its adapters side by side.
+    """A linear layer with the LoRA pairs of its adapters, concatenated.
 
     Args:
         linear: the linear layer of the base.
         pairs: slot of each adapter, with its B (outputs, rank), scale included, and A (rank, inputs).
-        opened: the weights.
+        opened: the current gate weights.
     """
 
     def __init__(self, linear: nn.Linear, pairs: Sequence[tuple[int, Tensor, Tensor]], opened: _Open) -> None:
@@ -51,10 +51,10 @@ class _MixedLinear(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Gates over the adapters of a base, which is changed in place and runs as before.
+    """Gates over the adapters of a base. The base is changed in place and is called as before.
 
-    By itself, the base decides at the last of several tokens that it reads at once, and keeps the decision for single
-    tokens. `at` and `fixed` say otherwise.
+    By default, gates decide at the last token of a forward pass over several tokens, and keep the decision for passes
+    over a single token. `at` and `fixed` override this.
 
     Args:
         base: a causal LM of transformers.
@@ -76,7 +76,7 @@ class Mixture(nn.Module):
         self.gates = nn.ModuleList(nn.Linear(width, self.slots).to(weight) for _ in range(count))
         for gate in self.gates.parameters():
             nn.init.zeros_(gate)
-        self._places: Tensor | None = None
+        self._deciding: Tensor | None = None
         self._fixed: Tensor | None = None
         self._kept: list[Tensor] = [weight.new_empty(0)] * count
         self._states: list[Tensor] = [weight.new_empty(0)] * count
@@ -92,13 +92,13 @@ class Mixture(nn.Module):
         }, "only gates are trained"
 
     @contextmanager
-    def at(self, places: Tensor) -> Iterator[None]:
-        """Inside the block, read whole dialogues. `places` (rows, tokens): the token that decides each token."""
-        self._places = places
+    def at(self, deciding: Tensor) -> Iterator[None]:
+        """Inside the block, read whole dialogues. `deciding` (rows, tokens): index of the token that decides."""
+        self._deciding = deciding
         try:
             yield
         finally:
-            self._places = None
+            self._deciding = None
 
     @property
     def linears(self) -> list[nn.Linear]:
@@ -131,18 +131,18 @@ class Mixture(nn.Module):
         logits = self.linears[index](self._states[index])
         return F.softmax(logits, -1) if self.parts.activation == "softmax" else logits.sigmoid()
 
-    def _placed(self, index: int, states: Tensor) -> Tensor:
+    def _weights_of_deciding(self, index: int, states: Tensor) -> Tensor:
         """Return the weights of each token, decided at its place (see `at`)."""
-        assert self._places is not None
+        assert self._deciding is not None
         weights = self._weights(index, states)
-        return weights.gather(1, self._places[..., None].expand(-1, -1, self.slots))
+        return weights.gather(1, self._deciding[..., None].expand(-1, -1, self.slots))
 
     def _open(self, index: int, states: Tensor) -> None:
         """Set the gate weights of a transformer block, from the states that it receives."""
         if self._fixed is not None:
             self.opened.weights = self._fixed[:, index, None]
-        elif self._places is not None:
-            self.opened.weights = self._placed(index, states)
+        elif self._deciding is not None:
+            self.opened.weights = self._weights_of_deciding(index, states)
         elif self.parts.decide == "token":
             self.opened.weights = self._weights(index, states)
         else:
@@ -156,19 +156,19 @@ class Mixture(nn.Module):
             self.opened.weights = self._fixed[:, 0, None]
             return
         ids = kwargs["input_ids"]
-        places = self._places
-        if places is None and ids.shape[1] == 1 and len(self._kept[0]) == len(ids):
+        deciding = self._deciding
+        if deciding is None and ids.shape[1] == 1 and len(self._kept[0]) == len(ids):
             self.opened.weights = self._kept[0][:, None]
             return
         named = {name: kwargs[name] for name in ("attention_mask", "position_ids") if kwargs.get(name) is not None}
         alone = self.linears[0].weight.new_zeros((len(ids), 1, self.slots))
         with torch.no_grad(), self.fixed(alone):
             states = body(input_ids=ids, use_cache=False, **named).last_hidden_state
-        if places is None:
+        if deciding is None:
             self._kept[0] = self._weights(0, states[:, -1])
             self.opened.weights = self._kept[0][:, None]
         else:
-            self.opened.weights = self._placed(0, states)
+            self.opened.weights = self._weights_of_deciding(0, states)
 
 
 def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> None:
@@ -187,13 +187,13 @@ def _wrap(base: nn.Module, adapters: Mapping[str, PlainLora], opened: _Open) -> 
         setattr(base.get_submodule(parent), attribute, _MixedLinear(layer, parts, opened))
 
 
-def padded_places(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
-    """Return `decision_places` of a padded batch, (rows, tokens). `attention` is 0 at padding."""
-    places = torch.zeros_like(attention, dtype=torch.long)
+def padded_deciding_tokens(written: Tensor, attention: Tensor, decide: Decide) -> Tensor:
+    """Return `deciding_tokens` of a padded batch, (rows, tokens). `attention` is 0 at padding."""
+    tokens = torch.zeros_like(attention, dtype=torch.long)
     for row, (mine, real) in enumerate(zip(written, attention.bool(), strict=True)):
         indices = real.nonzero()[:, 0]
-        places[row, indices] = indices[decision_places(mine[indices].int().tolist(), decide)]
-    return places
+        tokens[row, indices] = indices[deciding_tokens(mine[indices].int().tolist(), decide)]
+    return tokens
 
 
 def save_mixture(mixture: Mixture, folder: Path) -> None:

@@ -4,14 +4,15 @@ A gate is a linear map from a hidden state to the weights g of the adapters. An 
 y = base(x) + sum_i g_i LoRA_i(x). A new gate is zero, so all weights are equal.
 
 - `activation: softmax`: the weights of the adapters and of a slot for the base sum to 1. `sigmoid`: each weight is
-  between 0 and 1 by itself, so that a task can have several whole adapters, or none.
+  between 0 and 1 by itself, so a task can use several adapters fully, or none.
 - `scope: layer`: each transformer block has a gate, which reads the block's input. `global`: one gate for all blocks
   reads the last hidden state of the base alone.
-- `decide` says which token's state a gate reads. `prompt`: the prompt's last token, for the whole rollout. `turn`: the
-  last token before each turn, for that turn and for what was read since the turn before. `token`: each token's own.
+- `decide` says which token's state a gate reads. `prompt`: the prompt's last token, once for the whole rollout. `turn`:
+  the last token before each turn, for the turn and for the tokens read since the previous turn. `token`: each token
+  itself.
 
-All tokens from one decision to the next are computed with that decision, so what a KV cache holds stays valid. A state
-is detached and has a mean square of 1 before a gate reads it.
+All tokens from one decision to the next are computed with that decision, so the content of a KV cache stays valid. A
+state is detached and has a mean square of 1 before a gate reads it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ Scope = Literal["layer", "global"]
 Decide = Literal["prompt", "turn", "token"]
 Activation = Literal["softmax", "sigmoid"]
 BASE_SLOT = "base"
-"""Name of the base's slot in a softmax, and of the target for tasks that need no adapter."""
+"""Name of the base's slot in a softmax. Prompts that need no adapter have this name as label."""
 MEMBERS = "adapters"
 """Folder with the adapters of a saved mixture, each named by its digest."""
 REMEDY = "make the mixture again: `dvc repro -f mixture`"
@@ -44,10 +45,10 @@ class MixtureConfig(Record):
 
 @dataclass(frozen=True)
 class MixtureParts:
-    """The frozen parts of a mixture: its adapters by name, and the scope, timing and activation of its gates.
+    """The fixed parts of a mixture: its adapters by name, and the scope, timing and activation of its gates.
 
     Raises:
-        UserError: a global gate should decide at each token, which is not supported.
+        UserError: `scope` is global and `decide` is token, which is not supported.
     """
 
     adapters: dict[str, Adapter]
@@ -73,7 +74,7 @@ class MixtureParts:
         return MixtureConfig(adapters=digests, scope=self.scope, decide=self.decide, activation=self.activation)
 
 
-def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
+def deciding_tokens(written: Sequence[int], decide: Decide) -> list[int]:
     """Return, for each token, the index of the token whose state decides its gate weights.
 
     Args:
@@ -86,12 +87,12 @@ def decision_places(written: Sequence[int], decide: Decide) -> list[int]:
     starts = [index for index in range(size - 1) if written[index + 1] and not written[index]] or [size - 1]
     if decide == "prompt":
         return [starts[0]] * size
-    places = [starts[0]] * size
+    deciding = [starts[0]] * size
     for start in starts[1:]:
-        # The last token of the turn before is read together with what follows it.
+        # The previous turn's last token is read together with the tokens that follow it.
         first = max(index for index in range(start) if written[index])
-        places[first:] = [start] * (size - first)
-    return places
+        deciding[first:] = [start] * (size - first)
+    return deciding
 
 
 def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bool:
@@ -102,7 +103,7 @@ def begins_decision(written: Sequence[int], position: int, decide: Decide) -> bo
 
 
 def mixture_use(parts: MixtureParts) -> str:
-    """Say in a model card what a mixture consists of, and how to load it."""
+    """Return the part of a model card that lists a mixture's adapters and shows how to load it."""
     rows = "".join(f"| {name} | {adapter.digest} |\n" for name, adapter in parts.adapters.items())
     return f"""The gates weigh these adapters ({parts.activation}; scope: {parts.scope}, decide: {parts.decide}):
 

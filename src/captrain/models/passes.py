@@ -1,4 +1,4 @@
-"""Forward and backward passes over rows, divided between two processes of this machine.
+"""Divides forward and backward passes over rows between two processes of this machine.
 
 Threads of one process spin while they wait for each other. If the machine has other work, they are many times slower
 than one thread. So the rows of a pass are divided among single-threaded processes, which sleep while they wait. The
@@ -41,10 +41,10 @@ class SharedPasses(AbstractContextManager["SharedPasses"]):
     """Passes of one model.
 
     Args:
-        model: a dense Qwen3 or Llama (see `token_scores`); parameters that require gradients now get them.
-        processes: that share a pass, with this one; at most `PARTS` have work.
-        products: type in which weights are multiplied; None: their own.
-        room: bytes for the activations of a pass in each process; no part of the result (see `token_scores`).
+        model: a dense Qwen3 or Llama (see `token_scores`). Parameters that require gradients at construction get them.
+        processes: number of processes that share a pass, including this one; at most `PARTS` have work.
+        products: type in which weights are multiplied; None: their own type.
+        room: bytes for the activations of a pass in each process. It does not change the result (see `token_scores`).
     """
 
     def __init__(
@@ -183,13 +183,13 @@ class _Pass(torch.autograd.Function):
         if helper is not None:
             scores.append([torch.from_numpy(values) for values in helper.answer()])
         bounds = [0, *accumulate(sum(scored[1:]) for _, scored in rows)]
-        places = [
+        positions = [
             torch.tensor([place for number in share for place in range(bounds[number], bounds[number + 1])])
             for share in shares
         ]
-        ctx.passes, ctx.places = passes, places
+        ctx.passes, ctx.positions = passes, positions
         whole = [
-            torch.cat([values[kind] for values in scores if values])[torch.cat(places).long().argsort()]
+            torch.cat([values[kind] for values in scores if values])[torch.cat(positions).long().argsort()]
             for kind in range(len(Scores._fields))
         ]
         ctx.mark_non_differentiable(*whole[1:])
@@ -198,7 +198,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         passes, helper = ctx.passes, ctx.passes.helper()
-        pieces = [gradients[0][place.long()] for place in ctx.places]
+        pieces = [gradients[0][place.long()] for place in ctx.positions]
         if helper is not None:
             helper.connection.send(pieces.pop().contiguous().numpy())
         ordered = [_gradients(part, piece, passes.parameters) for part, piece in zip(ctx.parts, pieces, strict=True)]

@@ -309,7 +309,7 @@ class RunEstimate:
 
     def trainers(self) -> int:
         """Count the GPUs of one training through servers: one for each of its processes."""
-        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.places(1))
+        return self.spec.machine.accelerate.processes * (1 if self.on_slurm else self.spec.machine.gpu_sets(1))
 
     def servers(self, training: bool) -> int:
         """Count the GPUs of the servers that one job samples through, without those of training and endpoint."""

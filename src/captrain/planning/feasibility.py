@@ -20,7 +20,7 @@ from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
 PROGRAMMATIC = "captrain.capabilities.programmatic.ProgrammaticAnalyst"
-UNAIDED = [name for name, cause in CAUSES.items() if cause.is_unaided]
+UNREFERENCED = [name for name, cause in CAUSES.items() if cause.is_unreferenced]
 """Causes that the programmatic analyst can find without a reference solution."""
 TEMPLATES = "captrain.environments.templates.TemplateSynthesizer"
 EXAMPLES = 20
@@ -317,7 +317,7 @@ def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
             spec.pairs.count > 0 and derives and _can_synthesize(spec)
         ),
         **dict.fromkeys(lacking.values(), True),
-        f"without references the programmatic analyst finds {' and '.join(UNAIDED)}, and what nearly all passed "
+        f"without references the programmatic analyst finds {' and '.join(UNREFERENCED)}, and what nearly all passed "
         "rollouts do and failed ones lack: analyst=openai analyst.name=MODEL has no such bounds": (
             "reference" in lacking and spec.analyst.target == PROGRAMMATIC
         ),

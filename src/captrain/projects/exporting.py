@@ -1,6 +1,6 @@
 """Exports an environment of a project as a package of another standard.
 
-An environment without a valid passport is refused: whoever trains in the package could not see that captrain would not
+An environment without a valid passport is refused, because users of the package could not see that captrain would not
 train in it.
 """
 

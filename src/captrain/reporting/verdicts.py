@@ -1,4 +1,4 @@
-"""The words for the verdict on a difference, in tables, figures and reports."""
+"""Words for the verdict on a difference, in tables, figures and reports."""
 
 from captrain.comparison import ComparisonRow, interpret_difference
 

@@ -24,8 +24,8 @@ class ClassifierRouter(ShareRouter):
     Args:
         model: the base.
         neighbours: examples in the prompt; their routes and the base are offered.
-        prompt: what of an example is shown: its opening or, as in the paper, also its solution and the descriptions of
-            the capabilities.
+        prompt: the parts of an example that are shown: its opening or, as in the paper, also its solution and the
+            descriptions of the capabilities.
         characters: most characters of one trajectory.
         p: share that a composition of adapters must reach; null: the single best route.
         gate: leave out adapters that have gained nothing.
@@ -45,8 +45,7 @@ class ClassifierRouter(ShareRouter):
         self.prompt, self.characters = prompt, characters
 
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """The probability of each offered route for each opening; only the base's if the model would answer with no
-        letter."""
+        """Return the probability of each offered route for each opening; only the base's if all letters have none."""
         offers: list[list[str]] = []
         questions: list[ClosedQuestion] = []
         for text in openings:

@@ -1,4 +1,4 @@
-"""Gain of each adapter in its own environment, on tasks that it had not seen, without further rollouts.
+"""Estimates the gain of each adapter in its own environment on unseen tasks, without further rollouts.
 
 The base's pass rate comes from its calibration rollouts, which used other tasks. GRPO plays every training task once,
 before it learns from it. The pass rate over the last steps is therefore measured on unseen tasks. An adapter with no

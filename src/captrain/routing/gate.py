@@ -1,13 +1,13 @@
-"""A trained gate: weights over the adapters and the base for each task, from its opening.
+"""Router by a trained gate: it weighs the adapters and the base for each task, from its opening.
 
-It is a multinomial logistic regression of the route on an embedding of the opening. Like every router, it learns from
-openings of the environments (training split) and of discovery tasks that the base passed; it sees no test task and no
-outcome of an adapter. The probability of a route is the weight of its adapter; the base's share changes nothing. So a
-task that needs no adapter gets none, and a task between two environments gets half of each. The opening of a pair
-counts half for each capability.
+The gate is a multinomial logistic regression of the route on an embedding of the opening. Like every router, it learns
+from openings of the environments (training split) and of discovery tasks that the base passed. It sees no test task and
+no outcome of an adapter. The probability of a route is the weight of its adapter; the base's share has no effect. So a
+task that needs no adapter gets none, and a task between two environments gets half of each adapter. The opening of a
+pair counts half for each capability.
 
-The embedding is of words, as in the other routers, or of the base's hidden states: their mean over the opening's tokens
-after the last layer. That needs a base in this process and one forward pass a task.
+The embedding is TF-IDF over words, or the mean of the base's hidden states after the last layer over the opening's
+tokens. The latter needs a base in this process and one forward pass per task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from captrain.routing.router import AskedModel, Example
 from captrain.routing.sets import words
 
 DIGITS = 6
-"""Decimals of states and weights: rounding errors of a solver must not decide a route."""
+"""Decimals of states and weights, so that rounding errors of the solver do not decide a route."""
 
 
 class GateRouter:
-    """Adapters, weighted by a trained gate in tenths.
+    """Router that combines adapters with the weights of a trained gate, in tenths.
 
     Args:
         model: the base, whose `states` are read.
-        embedding: what the gate reads of an opening.
-        floor: lighter adapters are dropped, and the others share their weight.
-        gate: leave out adapters that have gained nothing.
+        embedding: what the gate reads: words of the opening, or hidden states of the base.
+        floor: adapters with less weight are dropped, and the others share their weight.
+        gate: leave out adapters without gain in their own environment.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GateRouter:
         return [self.composed(weights) for weights in self.weights(examples, openings)]
 
     def weights(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """The weight of each adapter and of the base for each opening; they sum to 1, up to rounding."""
+        """Return the weight of each adapter and of the base for each opening. Weights sum to 1, up to rounding."""
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
@@ -66,7 +66,7 @@ class GateRouter:
         names = sorted({name for _, name, _ in shares})
         if len(names) < 2:
             return [dict.fromkeys(names or [BASE], 1.0)] * len(openings)
-        # Texts are scaled by the examples alone.
+        # Fit the embedding on the examples only.
         count, texts = len(examples), [*(example.text for example in examples), *openings]
         if self.embedding == "words":
             analyzer: Any = words
@@ -83,7 +83,7 @@ class GateRouter:
         return [dict(zip(columns, [round(float(chance), DIGITS) for chance in row], strict=True)) for row in chances]
 
     def composed(self, weights: Mapping[str, float]) -> str:
-        """The route of a mixture: light weights and the base's are dropped, the rest is in tenths."""
+        """Return the route for weights: small weights and the base's are dropped, and the rest is rounded to tenths."""
         heavy = {name: weight for name, weight in weights.items() if weight >= self.floor}
         tenths = normalised_weights(heavy or {max(weights, key=lambda name: weights[name]): 1.0})
         adapters = {name: weight for name, weight in tenths.items() if name != BASE}

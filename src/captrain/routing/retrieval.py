@@ -1,8 +1,9 @@
-"""Routing by nearest examples: they vote for their routes, or offer them to the classifier (paper section 3.4).
+"""Routers by nearest examples, which vote for their routes or offer them to the classifier (paper section 3.4).
 
-Such a router computes a share of each route for each opening. Without `p` the route is the largest share. With `p` it
-is the smallest set of capabilities whose shares reach `p`, the adapters weighted by them; no adapter acts if the base
-has the largest share. Examples of pairs are left out: here only shares make routes of several capabilities.
+Such a router computes a share of each route for each opening. Without `p` the route is the one with the largest share.
+With `p` it is the smallest set of capabilities whose shares reach `p`, with adapters weighted by their shares. No
+adapter acts if the base has the largest share. Examples of pairs are left out, because shares alone combine several
+capabilities here.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +50,7 @@ class ShareRouter(ABC):
         return [route_of_shares(shares, self.p) for shares in self.shares(examples, openings)]
 
     def shares(self, examples: Sequence[Example], openings: Sequence[str]) -> list[dict[str, float]]:
-        """The share of each route for each opening, not normalised; only the base's if nothing is known."""
+        """Return the share of each route for each opening, not normalised; only the base's if there are no examples."""
         single = [example for example in examples if len(members(example.route)) < 2]
         if not single:
             return [{BASE: 1.0}] * len(openings)
@@ -57,7 +58,7 @@ class ShareRouter(ABC):
 
     @abstractmethod
     def shares_among(self, index: Neighbours, openings: Sequence[str]) -> list[dict[str, float]]:
-        """As `shares`; `index` finds the examples nearest to an opening."""
+        """Compute `shares`, given an index that finds the examples nearest to an opening."""
 
 
 class RetrievalRouter(ShareRouter):
@@ -67,7 +68,7 @@ class RetrievalRouter(ShareRouter):
     Args:
         neighbours: number of examples that vote.
         p: share that a composition of adapters must reach; null: the single best route.
-        gate: leave out adapters that have gained nothing.
+        gate: leave out adapters without gain in their own environment.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Routers: retrieval, a classifier over label tokens, sets of capabilities, a trained gate.
 
-A router sees the opening of a test task and examples with known routes: openings of each capability's and each pair's
-environment (training split), and openings of discovery tasks that the base passed, whose route is the base. It never
-sees a test outcome, and opening a task costs no rollout. Paper section 3.4.
+A router sees the opening of a test task, and examples with known routes. Examples are openings of each capability's and
+each pair's environment (training split), and openings of discovery tasks that the base passed, whose route is the base.
+A router never sees a test outcome. Opening a task costs no rollout. Paper section 3.4.
 
 A route is the name of an arm: "base", a capability, or a composition (see `captrain.routing.compositions`).
 """
@@ -22,7 +22,7 @@ from captrain.routing.compositions import BASE
 from captrain.run import Component, Machine, Spec, fulfils
 
 OPENINGS = 100
-"""Openings of each environment that a router sees."""
+"""Number of openings of each environment that a router sees."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class AskedModel:
 
 @dataclass(frozen=True)
 class Example:
-    """An opening with its route; some prompts also show the route's description and a solution of the task."""
+    """An opening with its route. Some prompts also show the route's description and a solution of the task."""
 
     text: str
     route: str
@@ -110,10 +110,11 @@ def examples(
     """Collect examples of every route: `count` openings of each environment, and those of passed base rollouts.
 
     Args:
-        targets: capability, or pair "a+b", -> its environment. count: openings per environment; opening a task costs no
-        rollout. rollouts: of the base on the discovery split; the passed ones are used. descriptions: of capabilities.
-        With them, an example also shows a solution: the environment's own, or the base's.
-            Playing a solution costs no rollout. None: openings alone.
+        targets: capability, or pair "a+b" -> its environment.
+        count: openings per environment. Opening a task costs no rollout.
+        rollouts: rollouts of the base on the discovery split, of which the passed ones are used.
+        descriptions: descriptions of capabilities. With them, an example also shows a solution: the environment's own,
+            or the base's. Playing a solution costs no rollout. None: openings alone.
     """
     synthesized = [
         Example(text, route)
@@ -137,7 +138,7 @@ def examples(
 
 
 def trajectory(messages: Sequence[Message]) -> str:
-    """A dialogue from the agent's first turn on, as lines of text: calls, replies and results."""
+    """Return a dialogue from the agent's first turn on as lines of text: calls, replies and results."""
     lines: list[str] = []
     for message in messages:
         text, calls = " ".join(message["content"].split()), calls_of(message)

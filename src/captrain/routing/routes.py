@@ -47,7 +47,7 @@ The nearest few neighbours usually belong to one capability, so the minimum is h
 
 @dataclass(frozen=True)
 class RoutingEvidence:
-    """What routers may know of the run so far.
+    """The outputs of earlier stages that routers may use.
 
     Args:
         targets: capability -> its environment, in rank order; only those with an adapter.
@@ -64,7 +64,7 @@ class RoutingEvidence:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def limited_to(self, names: Sequence[str]) -> "RoutingEvidence":
-        """The evidence for these capabilities only."""
+        """Return the evidence for these capabilities only."""
         return replace(
             self,
             targets={name: target for name, target in self.targets.items() if name in names},
@@ -73,7 +73,7 @@ class RoutingEvidence:
         )
 
     def examples(self, router: Router) -> list[Example]:
-        """The examples that a router learns from, with descriptions and solutions if it shows them."""
+        """Return the examples that a router learns from, with descriptions and solutions if it shows them."""
         is_detailed = isinstance(router, ClassifierRouter) and router.prompt == "trajectories"
         environments = {**self.targets, **self.pairs}
         return examples(environments, OPENINGS, self.rollouts, self.descriptions if is_detailed else None)
@@ -92,7 +92,7 @@ class Routes:
 
     @property
     def compositions(self) -> dict[str, dict[str, float]]:
-        """Arm -> weight of each capability, for every composition in the table."""
+        """Return arm -> weight of each capability, for every composition in the table."""
         return composition_weights(map(str, self.table.drop(columns=["task", "kind"]).to_numpy().ravel()))
 
 
@@ -152,7 +152,7 @@ def route_tasks(
     Args:
         component: the configured router, whose choices are the column `chosen`.
         model: the base.
-        evidence: what routers may know.
+        evidence: the outputs of earlier stages.
         gains: see `captrain.routing.gains.adapter_gains`; a row for each adapter.
         benchmark: of the tasks.
         tasks: to be routed.

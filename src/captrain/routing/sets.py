@@ -1,12 +1,12 @@
 """Router by sets of capabilities: one logistic regression per capability, on words and word pairs.
 
 Nearest examples have one capability each, so a task that needs two is near to neither. Here each capability has its own
-probability, learnt from openings of the environments of single capabilities and of pairs, and of discovery tasks that
-the base passed, which need none; "none" has a probability, too. Without pairs, words of one capability count against
-every other, and few sets of two are found: see `captrain.environments.synthesis`.
+probability, and so has "none". They are learnt from openings of the environments of single capabilities and of pairs,
+and of discovery tasks that the base passed, which need none. Without pairs, words of one capability count against every
+other, and few sets of two are found (see `captrain.environments.synthesis`).
 
-Features are present or absent; counts of clauses or of record ids did not help. Classes are weighted to equal totals:
-the number of openings of an environment does not say how often it is needed.
+Features are present or absent; counts of clauses or of record ids did not help. Classes are weighted to equal totals,
+because the number of openings of an environment does not show how often it is needed.
 """
 
 import math
@@ -23,21 +23,21 @@ WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 SURE = 20.0
 """Absolute log-odds of a capability that all examples need (positive) or none needs (negative)."""
 DIGITS = 6
-"""Decimals of the weights: rounding errors of a solver must not decide a route."""
+"""Decimals of the weights, so that rounding errors of the solver do not decide a route."""
 
 
 def words(text: str) -> list[str]:
-    """Words and pairs of neighbouring words, in lower case. Numbers are ignored: they name records, not skills."""
+    """Return words and pairs of neighbouring words, in lower case. Numbers are ignored, because they name records."""
     single = [word.lower() for word in WORD.findall(text)]
     return single + [f"{first} {second}" for first, second in zip(single, single[1:], strict=False)]
 
 
 class SetRouter:
-    """Chooses all capabilities that are more likely needed than not, their adapters at weight 1 each.
+    """Router that chooses all capabilities that are more likely needed than not, each adapter at weight 1.
 
     Args:
         most: most adapters that act together.
-        gate: leave out adapters that have gained nothing.
+        gate: leave out adapters without gain in their own environment.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SetRouter:
         analyzer: Any = words
         vectorizer: Any = CountVectorizer(analyzer=analyzer, binary=True)
         matrix = vectorizer.fit_transform([example.text for example in examples])
-        # Log-odds of needing each capability, and of needing none: a bias, and a weight for each word.
+        # The log-odds of needing each capability, and of needing none, have a bias and a weight for each word.
         bias, weights = dict[str, float](), dict[str, list[float]]()
         for name in [BASE, *sorted(set[str]().union(*labels) - {BASE})]:
             answers = [name in capabilities for capabilities in labels]

@@ -94,7 +94,9 @@ class _StageLog(logging.FileHandler):
     """A stage's log, which is created on the first line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (named by logging)
-        """Pass over a line that the disk does not take: the stage's own files end it with one message."""
+        """Skip a line that cannot be written, such as on a full disk. The stage's own files then fail with one
+        message.
+        """
 
 
 class _CleanFormatter(logging.Formatter):

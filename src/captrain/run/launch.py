@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 WORKER = "CAPTRAIN_WORKER"
-"""Environment variable that is set in worker processes. Its value is the worker's number of places (see `places`)."""
+"""Environment variable that is set in worker processes. Its value is the worker's `gpu_sets`."""
 
 PR_SET_PDEATHSIG = 1
 POOLS = 3
@@ -81,7 +81,7 @@ def run(
     count = min(machine.workers, len(items))
     ends: dict[int, Future[Result]] = {}
     for _ in range(POOLS):
-        begin = partial(_begin_worker, os.getpid(), context.Value("i", 0), machine, machine.places(count))
+        begin = partial(_begin_worker, os.getpid(), context.Value("i", 0), machine, machine.gpu_sets(count))
         with ProcessPoolExecutor(count, context, initializer=begin) as pool:
             futures: dict[int, Future[Result]] = {}
             try:
@@ -123,11 +123,11 @@ def cores(machine: Machine) -> int:
     return 1 if multiprocessing.parent_process() is not None or WORKER in os.environ else machine.workers
 
 
-def places(machine: Machine) -> int:
+def gpu_sets(machine: Machine) -> int:
     """Return how many trainings' worth of GPUs this process has. Above 1 if there are fewer items than workers."""
     if machine.launcher == "slurm" or not machine.gpus:
         return 1
-    return int(os.environ.get(WORKER, machine.places(1)))
+    return int(os.environ.get(WORKER, machine.gpu_sets(1)))
 
 
 def room(machine: Machine) -> int:
@@ -148,17 +148,17 @@ def dispatched() -> bool:
     return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 
-def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_places: int) -> None:
+def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, own_sets: int) -> None:
     """Turn this process into a worker, and assign its share of the GPUs."""
     become_worker(parent)
     sys.stdout, sys.stderr = cleaned(sys.stdout), cleaned(sys.stderr)
     with counter.get_lock():
         number = counter.value
         counter.value += 1
-    os.environ[WORKER] = str(own_places)
+    os.environ[WORKER] = str(own_sets)
     if machine.gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(machine.gpus)))
-        width = own_places * machine.accelerate.processes
+        width = own_sets * machine.accelerate.processes
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[number * width :][:width])
 
 

@@ -191,7 +191,7 @@ class Machine(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of this node for training, servers and endpoint; 0 if they are not counted before a run."""
 
-    def places(self, items: int) -> int:
+    def gpu_sets(self, items: int) -> int:
         """Return how many trainings' worth of GPUs each of `items` work items gets. Above 1 if items < `workers`."""
         return self.workers // min(self.workers, items) if self.gpus else 1
 

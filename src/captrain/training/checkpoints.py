@@ -1,5 +1,6 @@
-"""Whole checkpoints of TRL's trainers, with finite weights and digests of all files. Imported only where training
-happens."""
+"""Keeps complete checkpoints of TRL's trainers, with finite weights and digests of all files. Imported only where
+training happens.
+"""
 
 import shutil
 import sys
@@ -17,13 +18,13 @@ from captrain.training import collectives
 from captrain.training.jobs import StepRecord
 
 MARK = "history.json"
-"""File that is written last into a checkpoint: a checkpoint without it is not whole."""
+"""File that is written last into a checkpoint. A checkpoint without it is incomplete."""
 POINTS = "points"
-"""Folder of the workspace with the adapters at the points of a training, each named by the rollouts until then."""
+"""Folder in the workspace with the adapters at the points of a training, each named by the number of rollouts."""
 
 
 class Mark(Record):
-    """What a checkpoint holds.
+    """Description of a checkpoint.
 
     Args:
         workspace: name of the workspace that it belongs to.
@@ -39,7 +40,7 @@ class Mark(Record):
 
 
 class Checkpoints(TrainerCallback):
-    """Marks whole checkpoints, and ends a training whose gradient is not finite.
+    """Callback that marks complete checkpoints, and ends a training whose gradient is not finite.
 
     Args:
         folder: of the checkpoints.
@@ -67,7 +68,7 @@ class Checkpoints(TrainerCallback):
             )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Write the mark, once every process has written its part."""
+        """Write the mark after every process has written its part."""
         collectives.together(lambda: None)
         if collectives.rank() == 0:
             path = self.folder / f"checkpoint-{state.global_step}" / MARK
@@ -82,7 +83,7 @@ class Checkpoints(TrainerCallback):
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last checkpoint that is as it was written, and remove later ones, which were cut off or altered."""
+    """Return the last complete, unaltered checkpoint, and remove the later ones."""
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
         fault = _fault(path)
         if not fault:

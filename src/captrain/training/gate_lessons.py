@@ -1,9 +1,9 @@
-"""What precedes and follows the GRPO of gates (`captrain.training.gates`): a fit to prompts, gates without training,
-and a look at the decisions of trained ones.
+"""Gates before and after GRPO (`captrain.training.gates`): fits them to prompts, makes untrained gates for comparison,
+and reads the decisions of trained gates.
 
-The fit is the supervised start of the paper's revised abstract, on a labelled mix of capabilities: the prompt of an
-environment's task says which adapter the gates should open, that of a pair which two, and the prompt of a task that the
-base has passed says that none is needed. It costs no rollouts.
+The fit is the supervised start in the paper's revised abstract. Each prompt is labelled with the adapters that the
+gates should open: a prompt of an environment with its adapter, a prompt of a pair with two adapters, and a prompt of a
+target task that the base passed with none. This costs no rollouts.
 """
 
 import math
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 Matrix = NDArray[np.float64]
 PURPOSE = "the gates of a mixture"
 ROUNDS = 2
-"""Fits of the gates. What a gate reads depends on the gates before it, and in the first fit those open all alike."""
+"""Number of fits. The state that a gate reads depends on the gates of earlier blocks, which weigh all slots equally in
+the first fit."""
 DIGITS = 4
-"""Decimals of fitted weights: rounding errors of the solver must not decide them."""
+"""Decimals of fitted weights, so that rounding errors of the solver do not change them."""
 UNSEEN = 10.0
-"""Logit of a slot that all examples have, or, negated, of one without an example."""
+"""Logit of a slot that all prompts should open. Its negative is the logit of a slot that no prompt should open."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tasks of an environment whose prompts are read. Nobody plays them."""
+    """Tasks of an environment whose prompts are read. The tasks are not played."""
 
     environment: CheckedEnvironment
     tasks: list[Task]
@@ -64,17 +65,17 @@ class Prompts:
 
 @dataclass(frozen=True)
 class GateLesson:
-    """Gates to fit to prompts.
+    """A fit of gates to prompts.
 
     Args:
-        name: of the gates.
-        row: whose gates they are.
+        name: name of the gates.
+        row: the row of the table that the gates belong to.
         spec: the whole specification.
         base: folder of the base model.
         parts: the frozen parts of the mixture.
-        tasks: training tasks of each environment, after those of calibration.
-        environments: named by an adapter, or as "a+b" by several.
-        passed: tasks of the target that the base has passed.
+        tasks: number of training tasks per environment, after those of calibration.
+        environments: training environments. The name is that of an adapter, or "a+b" for several.
+        passed: tasks of the target that the base passed.
     """
 
     name: str
@@ -88,7 +89,7 @@ class GateLesson:
 
 
 def teach_gates(lesson: GateLesson) -> Trained:
-    """Fit the gates to the lesson's prompts and save them. Gates without examples of two slots stay at zero.
+    """Fit the gates to the lesson's prompts and save them. If prompts open fewer than two slots, gates stay zero.
 
     Raises:
         UserError: the base cannot be trained.
@@ -125,7 +126,7 @@ def teach_gates(lesson: GateLesson) -> Trained:
 
 
 def _decide(mixture: "Mixture", base: "PreTrainedModel", prompt: Sequence[int]) -> "Mixture":
-    """Let the gates decide for a prompt."""
+    """Run the base on a prompt, so that the gates decide, and return the mixture."""
     import torch
 
     with torch.no_grad():
@@ -136,13 +137,13 @@ def _decide(mixture: "Mixture", base: "PreTrainedModel", prompt: Sequence[int]) 
 def _fit(
     mixture: "Mixture", base: "PreTrainedModel", prompts: Sequence[Sequence[int]], opened: NDArray[np.bool_]
 ) -> None:
-    """Fit each gate to the states that it reads now, by logistic regression. One slot alone stays at zero.
+    """Fit each gate by logistic regression to the states that it reads with the current gates.
 
     Args:
-        mixture: whose gates decide at the prompt's last token.
-        base: which the mixture is on.
-        prompts: tokens.
-        opened: (prompts, slots), true where a gate should open.
+        mixture: mixture whose gates decide at the prompt's last token.
+        base: the base of the mixture.
+        prompts: token ids of each prompt.
+        opened: (prompts, slots), whether the gates should open a slot for a prompt.
     """
     import torch
 
@@ -162,7 +163,7 @@ def _fit(
 def _multinomial(states: Matrix, opened: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
     """Return weights, (slots, hidden), and biases whose softmax is the share of each slot.
 
-    A prompt of several slots counts as one of each, with its weight divided. All slots have the same weight in all.
+    A prompt with several slots counts as one of each, with its weight divided. All slots have the same total weight.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -171,7 +172,7 @@ def _multinomial(states: Matrix, opened: NDArray[np.bool_]) -> tuple[Matrix, Mat
     model.fit(states[rows], targets, sample_weight=1 / opened.sum(1)[rows])
     weight, bias = np.zeros((opened.shape[1], states.shape[1])), np.full(opened.shape[1], -UNSEEN)
     slopes, offsets = np.asarray(model.coef_), np.asarray(model.intercept_)
-    if len(slopes) == 1:  # of the second of two slots against the first
+    if len(slopes) == 1:  # the second of two slots against the first
         slopes, offsets = np.concatenate([-slopes, slopes]) / 2, np.concatenate([-offsets, offsets]) / 2
     weight[model.classes_], bias[model.classes_] = slopes, offsets
     return weight, bias
@@ -190,9 +191,9 @@ def _binary(states: Matrix, opened: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
 
 
 def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed: int | None) -> Trained:
-    """Save gates without training. Without a seed they are equal.
+    """Save gates without training: equal gates without a seed, random gates with one.
 
-    With a seed they are random: their logits have a standard deviation of about 1.
+    The logits of random gates have a standard deviation of about 1.
     """
     from captrain.models import Mixture, draw_normal, load_module  # torch
 
@@ -218,7 +219,7 @@ def _saved(mixture: "Mixture", name: str, spec: Spec, card: str) -> Trained:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The mean decision for some prompts: the weight that each gate gives to each slot."""
+    """The mean decision for some prompts. `weights` is (gates, slots): the weight that each gate gives to each slot."""
 
     prompts: int
     slots: Sequence[str]
@@ -226,13 +227,13 @@ class Decisions:
 
 
 def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prompts]) -> dict[str, Decisions]:
-    """Return the mean decision of a saved mixture for the prompts of each place. Opening a task costs no rollout.
+    """Return the mean decision of a saved mixture for each place, over its prompts. Opening a task costs no rollout.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
-        folder: of the mixture.
-        places: tasks by the name of their place.
+        folder: folder of the mixture.
+        places: name of a place -> its tasks.
     """
     import torch
 

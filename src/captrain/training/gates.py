@@ -1,4 +1,4 @@
-"""Training of the gates of a mixture by GRPO (`captrain.models.mixture`). Base and adapters stay frozen.
+"""Trains the gates of a mixture by GRPO (`captrain.models.mixture`). Base and adapters stay frozen.
 
 Imported only where training happens: it needs torch and TRL.
 """
@@ -14,7 +14,7 @@ from captrain.models import (
     Mixture,
     load_gates,
     mixture_use,
-    padded_places,
+    padded_deciding_tokens,
     prepare_trainer,
     require_trained,
     save_mixture,
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class GateTrainer(PolicyTrainer):
-    """The trainer with gates in the place of an adapter."""
+    """The trainer of gates, in place of an adapter."""
 
     mixture: Mixture
 
     def adapt(self, base: "PreTrainedModel") -> None:
-        """Put adapters and gates on the base.
+        """Add the frozen adapters and the gates to the base.
 
         Raises:
             UserError: the base is sharded, the policy is served, or an adapter was altered.
@@ -50,7 +50,7 @@ class GateTrainer(PolicyTrainer):
         self.mixture = Mixture(base, self.job.parts)
 
     def prepare(self, job: Job, temperature: float) -> None:
-        """Set how a step is computed, and the first gates."""
+        """Set how a step is computed, and load the gates that training starts from."""
         prepare_trainer(self, temperature, job.machine, job.seed)
         if job.start is not None:
             load_gates(self.mixture, Path(require_trained(job.start, "mixture").folder))
@@ -60,11 +60,11 @@ class GateTrainer(PolicyTrainer):
         collectives.once(lambda: save_mixture(self.mixture, folder))
 
     def loss(self, model: nn.Module, columns: Columns) -> Tensor:
-        """Return TRL's loss, with the decisions where the policy took them."""
+        """Return TRL's loss. Gates decide at the same tokens as when the policy sampled."""
         prompt, completion = columns["prompt_mask"], columns["completion_mask"]
         written = torch.cat([torch.zeros_like(prompt), completion * columns["tool_mask"]], 1)
-        places = padded_places(written, torch.cat([prompt, completion], 1), self.mixture.parts.decide)
-        with self.mixture.at(places):
+        deciding = padded_deciding_tokens(written, torch.cat([prompt, completion], 1), self.mixture.parts.decide)
+        with self.mixture.at(deciding):
             return super().loss(model, columns)
 
     def model_card(self, result: StepResult) -> str:

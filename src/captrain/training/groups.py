@@ -1,4 +1,4 @@
-"""The groups that GRPO plays: planned from a job's environments, then played and scored.
+"""Plans, plays and scores the groups of GRPO, in a job's environments.
 
 The plan of a step depends only on the job and the numbers of its groups. It is the same for every trainer and any
 number of processes.
@@ -52,9 +52,9 @@ class Groups:
 
     Args:
         recipe: group size and hints.
-        policy: samples.
+        policy: the policy that samples.
         targets: the job's environments.
-        job: what is trained.
+        job: the job to train.
 
     Raises:
         UserError: calibration has used up an environment's training tasks, or the tasks differ from those that its
@@ -64,18 +64,18 @@ class Groups:
 
     def __init__(self, recipe: GRPO, policy: Learner, targets: Sequence[CheckedEnvironment], job: Job) -> None:
         self.recipe, self.policy, self.targets, self.job = recipe, policy, targets, job
-        # Each environment's share is loaded now: an environment with too few tasks fails before anything is spent.
+        # Load each environment's tasks now, so that one with too few tasks fails before anything is spent.
         self.tasks: list[list[Task]] = [[] for _ in targets]
         for index in range(len(targets)):
             self._task(index, min(self._planned(), self._size(index)) - 1)
 
     def plan(self, groups: Iterable[int]) -> list[PlannedRollout]:
-        """Plan the rollouts of groups, by their numbers: environments take turns."""
+        """Plan the rollouts of groups, given by number. Environments take turns."""
         turns = (divmod(group, len(self.targets)) for group in groups)
         return [rollout for number, index in turns for rollout in self._group(index, number)]
 
     def _group(self, index: int, number: int) -> list[PlannedRollout]:
-        """Plan a group, by its number within its environment."""
+        """Plan a group, given by its number within its environment."""
         turn, place = divmod(number, self._size(index))
         task = self._task(index, place)
         # Tasks of two environments may have the same id.
@@ -100,7 +100,7 @@ class Groups:
         Args:
             adapter: folder of the adapter to act with.
             plan: the rollouts of all processes.
-            rows: of one process.
+            rows: number of rollouts per process.
             before: failed attempts of earlier steps.
             pool: plays in the background; None: play when the result is asked for.
 
@@ -117,7 +117,7 @@ class Groups:
             plays, errors = self._play(str(adapter), part, before) if part else ([], 0)
             if collectives.size() > 1:
                 for scored_play in plays:
-                    del scored_play.play.episode  # it is over, and cannot be sent to other processes
+                    del scored_play.play.episode  # the episode is over, and cannot be sent to other processes
             return plays, errors
 
         wait = play if pool is None else pool.submit(play).result
@@ -129,13 +129,13 @@ class Groups:
         return end
 
     def hints(self, target: CheckedEnvironment) -> bool:
-        """Tell whether rollouts of an environment may read a hint."""
+        """Return whether rollouts of an environment may read a hint."""
         return self.recipe.hint_range[1] > 0 and hasattr(target.environment, "hint")
 
     def _hint(self, target: CheckedEnvironment, task: Task, key: str) -> str:
-        """Return the rollout's hint, or "".
+        """Return the hint of a rollout; "" if it reads none.
 
-        The rollout's key and its task's key seed the draw, so that the hint does not depend on the batch.
+        The draw is seeded by the keys of rollout and task, so the hint does not depend on the batch.
         """
         low, high = self.recipe.hint_range
         share = low + (high - low) * _drawn("hints", key.rpartition("/")[0])
@@ -166,7 +166,7 @@ class Groups:
         return math.ceil(math.ceil(self.job.rollouts / self.recipe.group_size) / len(self.targets))
 
     def _task(self, index: int, number: int) -> Task:
-        """Return a task of an environment, by its number after those of calibration; load and audit more if needed."""
+        """Return a task of an environment, counted after those of calibration. Load and audit more tasks if needed."""
         environment, known = self.job.environments[index], self.tasks[index]
         if number >= len(known):
             tasks = self.targets[index].tasks("training", environment.skip + number + 1)[environment.skip :]
@@ -185,7 +185,7 @@ class Groups:
         plan, results = [*plan], dict[int, ScoredPlay]()
         due, errors, attempt = list(range(len(plan))), 0, 0
         while due:
-            # A retry has a key of its own: with the same one, the same prompt or request would fail again.
+            # A retry has its own key, because the same key would sample the same failure again.
             suffix = f"/again/{attempt}" if attempt % (REPEATS + 1) else ""
             played = self._attempt(adapter, [plan[index] for index in due], suffix)
             for index, result in zip(due, played, strict=True):
@@ -206,7 +206,7 @@ class Groups:
         return [results[index] for index in range(len(plan))], errors
 
     def _attempt(self, adapter: str, plan: Sequence[PlannedRollout], suffix: str) -> list[ScoredPlay | RunningEpisode]:
-        """Play each rollout once, by its key with a suffix: its score, or the episode that failed."""
+        """Play each rollout once, with a suffix on its key. Return its score, or the episode if it failed."""
         episodes = [self.targets[rollout.environment].open(rollout.task, rollout.key) for rollout in plan]
         plays = [
             RunningEpisode(f"{rollout.key}{suffix}", episode, adapter, rollout.hint)
@@ -230,7 +230,7 @@ class Groups:
         return results
 
     def _end(self, play: RunningEpisode, errors: int) -> NoReturn:
-        """End a training with too many failed rollouts; the message shows one of them."""
+        """Raise the error for too many failed rollouts; its message shows one of them."""
         share = f"above trainer.max_error_share = {self.recipe.max_error_share:g} of {self.job.rollouts}"
         reason = f"the model has no room for the prompt of {play.key} ({play.truncated})"
         remedy = "choose a model of longer context, or raise policy.max_length"
@@ -246,8 +246,10 @@ def _drawn(*names: str) -> float:
 
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """Compute the advantages of one group's rollouts: (reward - mean) / (std + 1e-4), with std over n - 1 as in TRL
-    (paper, section 3.3). They are the same on every CPU: sums are exact, and the rest is rounded by IEEE 754."""
+    """Compute the advantages of one group: (reward - mean) / (std + 1e-4), with std over n - 1 as in TRL.
+
+    Source: paper, section 3.3. Results are the same on every CPU: sums are exact, and IEEE 754 rounds the rest.
+    """
     mean = math.fsum(rewards) / len(rewards)
     differences = [reward - mean for reward in rewards]
     variance = math.fsum(value * value for value in differences) / max(1, len(rewards) - 1)

@@ -11,10 +11,10 @@
 
 `captrain.training.trl_trainer` says where TRL calls these, and `captrain.training.recipe` has the hyperparameters.
 
-A server computes with other kernels than the process that trains, and often in another precision, so that its
-log-probabilities differ from the trainer's. `_mismatch` measures by how much, over the tokens of a step that the model
-wrote without a hint: the mean and the largest absolute difference, and the effective sample size of the importance
-weights as a share of the tokens, (sum w)^2 / (n sum w^2).
+A server computes with other kernels than the training process, and often in another precision. So its log-probabilities
+differ from the trainer's. `_mismatch` measures by how much, over the tokens of a step that the model wrote without a
+hint: the mean and the largest absolute difference, and the effective sample size of the importance weights as a share
+of the tokens, (sum w)^2 / (n sum w^2).
 
 Imported only where training happens: it needs torch and TRL.
 """
@@ -163,7 +163,7 @@ class PolicyTrainer(TrlTrainer):
                 "set trainer.staleness=0, or choose policy=vllm",
             )
         self.steps_ahead: deque[StepInPlay] = deque()
-        """Steps whose rollouts are being played, from the next one on."""
+        """The next steps, whose rollouts are being played."""
         self.pool = ThreadPoolExecutor(1 + recipe.staleness) if recipe.staleness else None
 
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -216,7 +216,7 @@ class PolicyTrainer(TrlTrainer):
         """Write the model card of an adapter in Markdown, from results only."""
         job, trainer, targets = self.job, self.recipe, self.groups.targets
         first, last = result.history[0], result.history[-1]
-        # A hinted rollout tells little about what the adapter can do without hints.
+        # Hinted rollouts say little about the adapter without hints.
         hinted = (
             f"| share of rollouts with a hint | {trainer.hints} |\n| passed of those without, first and last step "
             f"| {first.unhinted_passed} of {first.unhinted}, {last.unhinted_passed} of {last.unhinted} |\n"
@@ -281,7 +281,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         ]
         rows = [row for group in groups for row in self._rows(group)]
         self.history.append(self._record(plan, plays, errors, rows))
-        # What this process trains on.
+        # The rows that this process trains on.
         rows += (len(prompts) * collectives.size() - len(rows)) * [Row(0, plays[0].play, False, None, 0.0, False)]
         start = collectives.rank() * len(prompts)
         own = rows[start : start + len(prompts)]
@@ -292,8 +292,8 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
     def _save_adapter(self, step: int) -> None:
         """Save the current adapter in a folder named by the step and its content hash.
 
-        Also keep a copy if training has just reached a mark of the job. Remove folders that this training
-        and a resumed one can do without.
+        Also keep a copy if training has just reached a mark of the job. Remove folders that neither this training nor a
+        resumed one needs.
         """
         folder, recent = self.sampling / str(step), self.recipe.staleness + 2 * self.recipe.checkpoint_every
         recent_names = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
@@ -369,7 +369,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
         return {
             "prompt_ids": [row.play.token_ids[:start] for row, start in pairs],
             "completion_ids": [row.play.token_ids[start:] for row, start in pairs],
-            # TRL corrects for the sampler, but not where it finds NaN: it must not correct for a hint.
+            # TRL corrects for the sampler, except at NaN. It must not correct for a hint.
             "logprobs": [
                 [math.nan] * len(row.play.logprobs[start:])
                 if row.hinted and self.use_vllm
@@ -406,7 +406,7 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
                 scores, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, attention, width, rows)
         differences: list[float] = (scores.cpu().double() - batch.sampled)[batch.compared].tolist()
         weights = [math.exp(difference) for difference in differences]
-        # Each process sends its sums alone: there may be millions of tokens.
+        # Each process sends only its sums, because there may be millions of tokens.
         sums = map(math.fsum, (map(abs, differences), weights, [weight * weight for weight in weights]))
         portion = (len(differences), max(map(abs, differences), default=0.0), *sums)
         counts, largest, *parts = zip(*collectives.together(lambda: portion), strict=True)

@@ -1,4 +1,4 @@
-"""Jobs of training: where one adapter is trained, how, with which budget, and what came of it."""
+"""Training jobs and their results: where and how one adapter is trained, its budget, and what it cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from captrain.records import JsonObject, Passport
 from captrain.run import Component, Machine, fulfils
 
 LIBRARIES = ("captrain.training.grpo", "trl.trainer.sft_trainer")
-"""Modules that load what training imports (see `captrain.run.launch.run`)."""
+"""Slow imports of a training (see `captrain.run.launch.run`)."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Job:
         environments: where to train, one or more.
         rollouts: exact budget.
         seed: run seed.
-        machine: where benchmarks are installed and how strict the sandbox is; no part of the result.
+        machine: where benchmarks are installed and how strict the sandbox is. It does not change the result.
         start: the adapter to train further; None: a new one.
-        points: number of points of the training, evenly in rollouts and with the end among them, at which the adapter
-            is kept; 0 or 1: only the end.
+        points: number of points of the training at which the adapter is kept, evenly spaced in rollouts and including
+            the end. 0 or 1: only the end.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Job:
     start: Adapter | None = field(default=None, kw_only=True)
     points: int = field(default=0, kw_only=True)
     way_out: ClassVar[str] = ""
-    """Remedy, beside another policy, where the policy cannot be trained through."""
+    """A remedy for a policy that cannot be trained through, in addition to another policy."""
 
     def on(self, machine: Machine) -> Self:
         """Return the same job with another layout over processes and GPUs."""
@@ -93,13 +93,15 @@ class Job:
 
     @property
     def marks(self) -> list[int]:
-        """Rollouts after which the adapter is kept: at the end of the first step that reaches them."""
+        """Numbers of rollouts at which the adapter is kept, at the end of the first step that reaches them."""
         return checkpoint_marks(self.rollouts, self.points)
 
     def plan_identity(self) -> list[object]:
-        """Return the JSON fields that decide the result, without policy, trainer and environments, which have
-        identities of their own. A job that is sent away is identified by all of its fields
-        (`captrain.run.fingerprint`)."""
+        """Return the JSON fields that decide the result, except policy, trainer and environments.
+
+        These have their own identities. A job on a cluster is identified by all of its fields
+        (`captrain.run.fingerprint`).
+        """
         skipped = [[environment.name, environment.skip] for environment in self.environments]
         start = [self.start.digest] if self.start else []
         return [self.name, self.rollouts, self.seed, skipped, *start, *self.marks]
@@ -125,7 +127,7 @@ class Distillation(Job):
 
 @dataclass(frozen=True)
 class GateJob(Job):
-    """Gates over frozen adapters to train, from `start`, which is a saved mixture of the same parts, or from zero."""
+    """Gates over frozen adapters to train. `start` is a saved mixture of the same parts; None: gates start at zero."""
 
     parts: MixtureParts = field(kw_only=True)
     way_out: ClassVar[str] = "set baselines.mixture.run to false"
@@ -136,8 +138,11 @@ class GateJob(Job):
 
 
 class Learner(Policy, Protocol):
-    """A policy that can be trained through: it acts with any adapter of its model, gives hints, and returns its tokens
-    with their log-probabilities under the distribution that it sampled from."""
+    """A policy that can be trained through.
+
+    It acts with any adapter of its model, gives hints, and returns its tokens with their log-probabilities under the
+    distribution that it sampled from.
+    """
 
     temperature: float
     max_length: int
@@ -157,11 +162,11 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
         base: folder of the base model.
         machine: where it acts.
         purpose: what needs the policy, for messages.
-        way_out: how to do without, for messages.
+        way_out: how to avoid the need, for messages.
 
     Raises:
-        UserError: the policy's weights are not available here, as those of a foreign endpoint, or are not those that
-            the base stage has recorded.
+        UserError: the policy's weights are not available here, such as those behind an endpoint, or differ from those
+            that the base stage recorded.
     """
     policy = load_policy(component, base, machine)
     if not fulfils(policy, Learner):
@@ -174,11 +179,11 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of a training by rollouts, as it stands in checkpoints and in history.csv.
+    """One step of a training by rollouts, as in checkpoints and history.csv.
 
-    `rollouts` are all of the training so far; the other numbers are of this step alone. Fields that may be None are
-    measured only where they mean something: `unhinted` where hints are given, `rerendered` and the three after
-    `staleness` where a server samples, `divergence` in distillation.
+    `rollouts` counts the whole training so far; the other numbers are of this step. Fields that may be None are
+    measured only if they apply: `unhinted` with hints, `rerendered` and the three after `staleness` with a server,
+    `divergence` in distillation.
     """
 
     step: int
@@ -186,29 +191,29 @@ class StepRecord:
     reward: float
     success: float
     informative: float
-    """Share of groups that teach something."""
+    """Share of groups with a training signal."""
     discarded: int
-    """Rollouts in the other groups."""
+    """Number of rollouts in groups without a training signal."""
     prompt_tokens: int
     completion_tokens: int
     errors: int
-    """Failed attempts, which were retried and are not among `rollouts`."""
+    """Number of failed attempts. They were retried and do not count in `rollouts`."""
     places: dict[str, int]
-    """Groups of each environment."""
+    """Number of groups of each environment."""
     unhinted: int | None = None
-    """Rollouts without a hint."""
+    """Number of rollouts without a hint."""
     unhinted_passed: int | None = None
     rerendered: int | None = None
-    """Turns that would have had other tokens, had the dialogue been rendered again for them."""
+    """Number of turns for which rendering the dialogue again would have given other tokens."""
     staleness: int | None = None
-    """Steps by which the adapter that played was behind."""
+    """Number of steps by which the acting adapter was behind."""
     mismatch: float | None = None
     """Mean absolute difference between the server's log-probabilities and the trainer's."""
     mismatch_largest: float | None = None
     effective_tokens: float | None = None
     """Effective sample size of the importance weights, as a share of the tokens."""
     divergence: float | None = None
-    """Divergence from the teachers before the step's first update, in nats a token."""
+    """Divergence from the teachers before the step's first update, in nats per token."""
 
     def row(self) -> dict[str, object]:
         """Return the fields that were measured, by name."""
@@ -217,8 +222,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a training in its workspace: the digest of the adapter, those of all files of its folder, and what a
-    subclass adds."""
+    """Result of a training in its workspace: digests of the adapter and of the files in its folder."""
 
     digest: str
     files: dict[str, str] = field(default_factory=dict, kw_only=True)
@@ -236,8 +240,8 @@ class StepResult(Result):
 class Trained:
     """A trained adapter and what its rollouts cost.
 
-    `errors` counts failed attempts, which are not among `rollouts`. `checkpoints` are the adapter's content hashes at
-    the points of its job before the end, by the rollouts played; they lie in `folder`. `demonstrations` counts the
+    `errors` counts failed attempts, which are not among `rollouts`. `checkpoints` maps numbers of rollouts to the
+    content hash of the adapter at that point, without the end. They are in `folder`. `demonstrations` counts the
     adapter's own rollouts that it was fine-tuned on, if any.
     """
 
@@ -298,9 +302,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A fine-tuned adapter: what it was trained on, and the loss of each update.
+    """A fine-tuned adapter, with the number of its demonstrations and the loss of each update.
 
-    `costs` are of the rollouts that demonstrations were taken from; fine-tuning itself costs none.
+    `costs` counts the rollouts from which demonstrations were taken; fine-tuning itself costs none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One adapter made of several: by arithmetic on their updates D_c = (alpha / r) B_c A_c, or by distillation.
+"""Merges several adapters into one: by arithmetic on their updates D_c = (alpha / r) B_c A_c, or by distillation.
 
 The methods of arithmetic, module by module, for n adapters of rank r:
 

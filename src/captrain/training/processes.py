@@ -1,12 +1,12 @@
-"""Training in several processes: `accelerate launch` with DDP, or with FSDP for a base that no single GPU holds.
+"""Trains in several processes: `accelerate launch` with DDP, or with FSDP for a base that does not fit on one GPU.
 
 In a Slurm job of several nodes (`machine.slurm.nodes`), a step of the job runs the launcher on each node.
 
 The work does not depend on the number of processes: with equal weights, a step has the same groups, tasks and keys, or
-an update the same demonstrations. Each process samples the rollouts that it trains on; where a policy starts servers,
-rank 0 samples for all. Budget, ledger and history are those of the whole step, and known to every process. Rank 0
-gathers and saves the adapter. Sums over processes have another order than within one: float64 rounds them alike
-(`captrain.models.barrier`), other types do not.
+an update the same demonstrations. Each process samples the rollouts that it trains on. If a policy starts servers, rank
+0 samples for all. Budget, ledger and history are those of the whole step, and known to every process. Rank 0 gathers
+and saves the adapter. Sums over processes have another order than within one process. In float64 both round to the same
+value (`captrain.models.barrier`), in other types they do not.
 
 The processes end with the process that started them. Checkpoints remain, and a training with other settings never
 resumes from them. A `UserError` in a process reaches the caller.
@@ -39,7 +39,7 @@ KEEPER = Path(__file__).parents[1] / "agents" / "keeper.py"
 GRACE = 20.0
 """Seconds that processes get to end after SIGTERM."""
 TAIL = 20
-"""Last lines of the processes' log that a message shows."""
+"""Number of last lines of the processes' log that a message shows."""
 LAUNCHER = """trap '' USR2; exec "$0" "$1" "$2" --machine_rank "$SLURM_NODEID" "${@:3}\""""
 """Script of a node's launcher. It ignores the signal that tells a job of its time limit."""
 RESULT = "trained.json"
@@ -94,22 +94,24 @@ def fit(
     kind: type[Result],
     workspace: Path,
 ) -> Result:
-    """Train in several processes and return the result: in as many as the machine asks for, or in those of all free
-    places if a step divides among them.
+    """Train in several processes and return the result.
+
+    There are as many processes as the machine asks for or, if a step divides among them, as many as the GPUs of this
+    process allow.
 
     Args:
         name: of the adapter, for messages.
-        machine: with the layout over processes and GPUs.
+        machine: gives the layout over processes and GPUs.
         portions: number of the portions of a step that are divided among the processes, and what messages call them.
         train: called in each process with the layout and the workspace; trains together with the others from the last
             whole checkpoint, leaves the adapter in the workspace, and returns the result. It is sent by pickle.
         kind: of the result.
-        workspace: where; the output of the processes goes to `processes.log` in it.
+        workspace: folder of the training. The output of the processes goes to its `processes.log`.
 
     Raises:
         UserError: a step does not divide among the processes, there are too few GPUs, or a process died.
-        Whatever `UserError` or `InfrastructureError` a process raises first.
-        RuntimeError: a process raised anything else; its note is the traceback.
+        The first `UserError` or `InfrastructureError` of a process.
+        RuntimeError: a process raised another exception. The note has the traceback.
     """
     machine = _layout(machine, portions)
     # The processes read what to do, and leave their result, in files of the workspace.
@@ -122,7 +124,7 @@ def fit(
     status = _run(config, order, log, machine)
     order.unlink()
     output = log.read_text(errors="replace", encoding="utf-8")
-    # If one process is killed, the others fail for want of it and then get SIGTERM: report the kill.
+    # If one process is killed, the others fail because of it and then get SIGTERM. Report the kill.
     killed = set(re.findall(r"Signal \d+ \((SIG\w+)\) received by PID", output)) - {"SIGTERM"}
     if not killed and (raised := Failure.read(failure)):
         raise raised.exception()
@@ -138,7 +140,7 @@ def fit(
 
 
 def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
-    """Choose the number of processes: all free places if a step divides among them.
+    """Choose the number of processes: as many as the GPUs allow if a step divides among them.
 
     Raises:
         UserError: a step does not divide among the processes, or there are too few GPUs.
@@ -146,7 +148,7 @@ def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
     import torch
 
     count, word = portions
-    numbers = [place * machine.accelerate.processes for place in range(1, launch.places(machine) + 1)]
+    numbers = [sets * machine.accelerate.processes for sets in range(1, launch.gpu_sets(machine) + 1)]
     number = max((number for number in numbers if count % number == 0), default=numbers[0])
     if count % number:
         raise UserError(
@@ -168,7 +170,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
 
     Args:
         accelerate: how the training is shared.
-        share: rows that a process has of a step.
+        share: number of rows of a step that a process has.
 
     Raises:
         UserError: machine.accelerate.rows does not divide them.

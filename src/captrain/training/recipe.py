@@ -4,16 +4,16 @@
 
 1. A group is `group_size` rollouts of one task. A job draws its groups from its environments in turn, and uses each
    task once before any is used again.
-2. The advantage of a rollout is (reward - mean) / (std + 1e-4) within its group. A group of equal rewards teaches
-   nothing: its tokens are masked out of the loss, and its rollouts are counted as discarded.
+2. The advantage of a rollout is (reward - mean) / (std + 1e-4) within its group. A group of equal rewards gives no
+   training signal: its tokens are masked out of the loss, and its rollouts count as discarded.
 3. The loss is PPO's clipped ratio per token, over the tokens that the model wrote, without a KL term. The old policy's
    log-probabilities are those of the sampler.
-4. The rollout budget is exact: the last step, and its last group, may be smaller.
+4. The rollout budget is exact. The last step and its last group may be smaller.
 
 An environment may define `hint(task) -> str`. A share of the rollouts then reads the hint at the end of the system
-prompt, so that a group that would always fail has something to learn from. The prompt trained on has no hint, so the
-old log-probabilities of hinted rollouts are computed again without it; the ratio does not correct for the hint.
-Hinted and unhinted rollouts of a group share one mean, as in the paper.
+prompt, so that a group that would always fail gets a training signal. The prompt in training has no hint, so the old
+log-probabilities of hinted rollouts are computed again without it. The ratio does not correct for the hint. Hinted and
+unhinted rollouts of a group share one mean, as in the paper.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class GRPO:
     checkpoint_every: Count
     """Steps between full-state checkpoints."""
     schedule: Literal["constant", "linear"] = "constant"
-    """A constant rate, or one that falls linearly to zero over all updates."""
+    """Keep the rate constant, or let it fall linearly to zero over all updates."""
     clip_high: Rate | None = None
     """Clipping range above 1, as in DAPO (arXiv 2503.14476, section 3.1); None: `clip`."""
     loss: Literal["dapo", "grpo"] = "dapo"
@@ -67,10 +67,10 @@ class GRPO:
     """Truncated importance sampling between a server's probabilities and the trainer's: each token's weight is the
     ratio of the two, at most this. The old log-probabilities are then the trainer's. None: no correction."""
     hints: Share | Interval = 0.0
-    """Share of rollouts that read the environment's hint. Each rollout draws by its own key. Of a range, each task
-    draws its share evenly."""
+    """Share of rollouts that read the environment's hint. Each rollout draws by its own key. If this is a range, each
+    task draws its share from it uniformly."""
     targets: Layers = LINEAR
-    """Linear layers to adapt, by the ends of their names; in a mixture of experts, those of the attention."""
+    """Linear layers to adapt, by the ends of their names. In a mixture of experts, these are in the attention."""
     experts: bool = False
     """Adapt the experts of a mixture, too."""
     max_error_share: Level = 0.2

@@ -1,7 +1,7 @@
 """One adapter from one job: cached in its workspace, or trained.
 
-A job learns from rewards by GRPO, or from specialists by distillation (`captrain.training.student`). Both are trained
-in the same way but for the loss. The gates of a mixture (`captrain.training.gates`) take the place of an adapter.
+A job learns from rewards by GRPO, or from specialists by distillation (`captrain.training.student`). Both differ only
+in the loss. The gates of a mixture (`captrain.training.gates`) are trained like an adapter.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from captrain.training.recipe import GRPO
 from captrain.training.workspace import train_once
 
 TRAININGS = Path(".cache/adapters")
-"""Workspaces, each named by everything that decides its adapter, so that runs can share them."""
+"""Folder of workspaces. Each is named by a digest of everything that decides its adapter, so runs can share them."""
 
 
 def train(job: Job) -> Trained:
@@ -44,7 +44,7 @@ def train(job: Job) -> Trained:
 
 
 def _loaded(job: Job) -> tuple[Learner, list[CheckedEnvironment], GRPO]:
-    """Load what a job names: policy, environments and recipe."""
+    """Load the policy, the environments and the recipe of a job."""
     policy = learner(job.policy, job.base, job.machine, job.name, job.way_out)
     targets = [environment.target(job.machine) for environment in job.environments]
     return policy, targets, build(job.trainer, GRPO)

@@ -1,7 +1,7 @@
 """Supervised fine-tuning of one LoRA adapter on demonstrations, which costs no rollout.
 
-Demonstrations are tokenized as rollouts are, and the loss is on the tokens that the agent writes. Processes and
-checkpoints are those of GRPO (`captrain.training.processes`). On one CPU thread equal seeds give equal bytes.
+Demonstrations are tokenized like rollouts, and the loss is on the tokens that the agent writes. Several processes and
+checkpoints work as for GRPO (`captrain.training.processes`). On one CPU thread, equal seeds give equal bytes.
 """
 
 import os
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 16
-"""Sequences of one update."""
+"""Number of sequences per update."""
 CHECKPOINT = 200
-"""Updates between checkpoints; they do not change the result."""
+"""Number of updates between checkpoints. It does not change the result."""
 TOO_LONG = "longer than the model reads"
 FORMULA = "Use it with the base it was trained on only: W' = W + (alpha / rank) B A."
 SFT_COLUMNS = ("adapter", "step", "loss")
@@ -52,7 +52,7 @@ class Demonstration:
 
 
 class Settings(TypedDict):
-    """What decides a fine-tuning, besides demonstrations and base. `batch` counts the sequences of an update."""
+    """The settings that decide a fine-tuning, in addition to demonstrations and base. `batch`: sequences per update."""
 
     rank: int
     alpha: int
@@ -76,15 +76,15 @@ class FineTuning:
     """One adapter to fine-tune.
 
     Args:
-        name: of the adapter.
+        name: name of the adapter.
         base: folder of the base model.
         settings: see `fine_tuning_settings`.
         demonstrations: to train on.
         left_out: number of demonstrations that could not be used, by reason.
         card: rows of the model card about the source of the demonstrations.
         machine: number of processes, and precision.
-        key: what else decides the adapter, such as the code that made the demonstrations.
-        stage: workspaces lie in .cache/<stage>; "": the name.
+        key: further parts of the adapter's identity, such as the code that made the demonstrations.
+        stage: workspaces are in .cache/<stage>; "": in .cache/<name>.
     """
 
     name: str
@@ -106,7 +106,7 @@ def demonstration_of(chat: Chat, messages: Sequence[Message], max_length: int) -
 
 
 def fine_tuning_settings(spec: Spec, epochs: int, learning_rate: float) -> Settings:
-    """Make the settings of a fine-tuned baseline: rank, alpha and layers are the trainer's."""
+    """Return the settings of a fine-tuned row. Rank, alpha and layers are those of the section `trainer`."""
     shape = build(spec.trainer, GRPO).shape
     return {
         "rank": shape.rank,
@@ -125,7 +125,7 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
 
     Args:
         job: what to train.
-        policy: has the tokenizer, and the digest that names the base.
+        policy: gives the tokenizer, and the digest that identifies the base.
 
     Raises:
         UserError: the cached adapter was altered.
@@ -150,13 +150,13 @@ def fine_tune(job: FineTuning, policy: Learner) -> FineTuned:
 def fit(
     job: FineTuning, tokenizer: "PreTrainedTokenizerBase", policy: str, machine: Machine, workspace: Path
 ) -> FineTuningResult:
-    """Fine-tune, with the other processes if there are any. The learning rate falls linearly to zero.
+    """Fine-tune, together with the other processes of the training. The learning rate falls linearly to zero.
 
     Args:
         job: what to train.
-        tokenizer: of the policy.
-        policy: its digest.
-        machine: with the layout over processes and GPUs.
+        tokenizer: tokenizer of the policy.
+        policy: digest of the policy.
+        machine: gives the layout over processes and GPUs.
         workspace: folder of checkpoints and of the adapter.
     """
     from captrain.training import trainers
@@ -194,7 +194,7 @@ def _trainer(job: FineTuning, tokenizer: "PreTrainedTokenizerBase", machine: Mac
     settings, accelerate = job.settings, machine.accelerate
     rows = [{"input_ids": row.ids, "labels": row.labels()} for row in job.demonstrations]
     if accelerate.processes > 1:
-        # All processes need equally many rows; accelerate would repeat demonstrations, so add rows without labels.
+        # All processes need equally many rows. accelerate would repeat demonstrations, so add rows without labels.
         blank = {"input_ids": rows[0]["input_ids"][:2], "labels": [-100, -100]}
         rows += [blank] * (-len(rows) % settings["batch"])
     options = trainers.arguments(

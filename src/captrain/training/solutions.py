@@ -1,16 +1,16 @@
-"""Adapters taught by the solutions of synthesized environments, without a reward.
+"""Trains adapters on the solutions of synthesized environments, without a reward.
 
 A synthesized environment knows the solution of each of its tasks, and its passport certifies that solutions earn full
 reward. A lesson takes a number of solutions from each of its environments, on training tasks that calibration has not
-played: evenly from all environments for the adapter over all capabilities, from one environment for a specialist. No
-solution of the target's tasks is read.
+played. The generalist learns evenly from all environments, a specialist from one environment. No solution of the
+target's tasks is read.
 
-With `source: rollouts`, the agent's own passed rollouts in the environments replace the solutions. All rollouts played
-for that are counted.
+With `source: rollouts`, the agent's own passed rollouts in the environments replace the solutions. All rollouts that
+are played for them count.
 
-The embedded templates' solutions are flawless; those of a language model would not be. To see how much that matters, a
-known share of solutions can be altered before it is played, at random or always at the same step. The environment's
-score may or may not filter out the altered ones. Which solution is altered, and how, depends on its task alone.
+The solutions of captrain's templates are flawless; those of a language model would not be. To measure the effect, a
+known share of solutions can be altered before they are played, at random or always at the same step. The environment's
+score can filter out altered solutions. Which solution is altered, and how, depends only on its task.
 """
 
 import copy
@@ -40,10 +40,11 @@ NO_FAULTS = FaultSettings(rate=0.0, kind="random", filtered=True)
 
 
 def solution_with_faults(target: CheckedEnvironment, task: Task, faults: FaultSettings) -> list[Message]:
-    """Return the assistant messages of a task's solution, altered at the rate of the faults.
+    """Return the assistant messages of a task's solution, altered with the probability `faults.rate`.
 
-    A random fault drops a call, or changes a digit of an argument. A systematic one breaks the step of the
-    environment's own capability, by its `broken(task)`; without that, it drops the last call.
+    A random fault drops a call, or changes a digit of an argument. A systematic fault is the environment's
+    `broken(task)`, which breaks the step of its capability. If the environment has no `broken`, the last message with a
+    call is dropped.
     """
     actions, rng = target.reference(task), random.Random(f"fault-{task.id}")
     if rng.random() >= faults.rate:
@@ -53,19 +54,20 @@ def solution_with_faults(target: CheckedEnvironment, task: Task, faults: FaultSe
 
 @dataclass(frozen=True)
 class SolutionLesson:
-    """One adapter to teach by solutions.
+    """One adapter to train on solutions.
 
     Args:
         name: of the adapter.
         stage: workspaces lie in .cache/<stage>.
         base: folder of the base model.
         policy: the policy component.
-        settings: of the fine-tuning.
-        counts: number of tasks of each environment to demonstrate, or to play if the source is rollouts.
-        dose: demonstrations to see in all: passed rollouts are few, and are repeated until the dose is reached.
-        source: of the demonstrations.
-        faults: of solutions.
-        machine: where it is trained; no part of the result.
+        settings: settings of the fine-tuning.
+        counts: for each environment, the number of tasks to demonstrate, or to play if the source is rollouts.
+        dose: total number of demonstrations to train on. If the source is rollouts, passed rollouts are few, so more
+            epochs make up the dose.
+        source: "reference" for solutions of the environments, "rollouts" for passed rollouts.
+        faults: faults to put into solutions.
+        machine: where it is trained. It does not change the result.
     """
 
     name: str
@@ -136,8 +138,11 @@ def solution_rows(
     faults: FaultSettings,
     wrong: str = WRONG,
 ) -> list[Demonstration]:
-    """Tokenize the solutions of tasks, with faults. Those that cannot be used are counted in `left_out` by reason;
-    `wrong` is the reason of a solution that does not earn full reward."""
+    """Tokenize the solutions of tasks, with faults.
+
+    Solutions that cannot be used are counted in `left_out` by reason. `wrong` is the reason for solutions that do not
+    earn full reward.
+    """
     chat, rows = policy.chat(target.tools), list[Demonstration]()
     for task in tasks:
         messages = target.play(task, solution_with_faults(target, task, faults))
@@ -159,8 +164,10 @@ def _broken(target: CheckedEnvironment, task: Task, actions: Sequence[Message]) 
 
 
 def _altered(actions: Sequence[Message], rng: random.Random) -> list[Message]:
-    """Drop one call of a solution or, with equal chance, change one digit of one argument. A solution without a call
-    stays as it is."""
+    """Drop a message with calls from a solution or, with equal chance, change one digit of one argument.
+
+    A solution without calls is returned unchanged.
+    """
     calling = [index for index, action in enumerate(actions) if calls_of(action)]
     if not calling:
         return [*actions]

@@ -19,12 +19,12 @@ class Student(PolicyTrainer):
     """The trainer with the divergence from the teachers as its loss; rewards are only recorded."""
 
     passes = 0
-    """Forward and backward passes over the step's rollouts so far."""
+    """Number of forward and backward passes over the step's rollouts so far."""
     divergence = 0.0
-    """Sum over the tokens of the passes in the first round over the rollouts."""
+    """Sum of the divergences of all tokens in the first pass over the rollouts."""
 
     def prepare(self, job: Job, temperature: float) -> None:
-        """Load the teachers beside the student, which is the adapter "default"."""
+        """Load the teachers as further adapters; the student is the adapter "default"."""
         model = self.model
         assert isinstance(job, Distillation) and isinstance(model, PeftModel)
         if job.machine.accelerate.precision == "float64":
@@ -34,7 +34,7 @@ class Student(PolicyTrainer):
         model.set_adapter("default")
 
     def teaches(self, rewards: Sequence[float]) -> bool:
-        """Return True: every rollout of the student teaches."""
+        """Return True, because every rollout has a training signal."""
         return True
 
     def model_card(self, result: StepResult) -> str:

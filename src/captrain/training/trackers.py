@@ -1,8 +1,8 @@
 """Experiment trackers: transformers' callbacks for the trackers that `machine.report_to` names.
 
-Results do not depend on trackers: nothing is read back, and a tracker that fails later than its start ends no training.
-A training that resumes from a checkpoint reports the steps after that checkpoint again. W&B and trackio continue the
-same run; MLflow starts another one, and TensorBoard another file of the same run.
+Results do not depend on trackers: nothing is read back, and a tracker that fails after its start does not end the
+training. A training that resumes from a checkpoint reports the steps after that checkpoint again. W&B and trackio
+continue the same run; MLflow starts another one, and TensorBoard another file of the same run.
 """
 
 import os
@@ -18,11 +18,11 @@ from captrain.errors import UserError
 
 PROJECT = "captrain"
 LOCAL = Path(".cache/trackers")
-"""Folder of the files that trackers keep here, unless their own variables name another."""
+"""Folder of the trackers' local files, unless their own environment variables name another one."""
 
 
 class Tracker(TrainerCallback):
-    """A tracker's own callback, whose failures end no training once its run has started."""
+    """Wraps a tracker's own callback. Once its run has started, its failures do not end the training."""
 
     def __init__(self, name: str, callback: TrainerCallback) -> None:
         self.name, self.callback = name, callback
@@ -33,10 +33,10 @@ class Tracker(TrainerCallback):
         """Start the run.
 
         Raises:
-            UserError: the tracker cannot.
+            UserError: the tracker cannot start a run.
         """
         try:
-            if self.name == "wandb":  # the callback takes the run that is open
+            if self.name == "wandb":  # the callback uses the open run
                 project, folder = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", LOCAL)
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 run = {"id": args.run_name, "name": args.run_name, "resume": "allow"}

@@ -1,4 +1,4 @@
-"""What the trainers of GRPO and of fine-tuning share: TRL's arguments, and training from the last checkpoint."""
+"""Shared by the trainers of GRPO and of fine-tuning: TRL's arguments, and training from the last checkpoint."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def arguments(
         machine: with the layout over processes and GPUs.
         workspace: named by the digest of what decides the adapter.
         seed: run seed.
-        rows: rollouts or demonstrations of an update, in all processes.
+        rows: rollouts or demonstrations per update, over all processes.
         **settings: further arguments.
     """
     logging.set_verbosity_error()
@@ -71,10 +71,10 @@ def arguments(
         save_total_limit=2,
         **settings,
     )
-    # One of several visible GPUs trains; the others belong to servers.
+    # Train on one of the visible GPUs; the others belong to servers.
     options._n_gpu = min(options.n_gpu, 1)
     if accelerate.strategy == "fsdp" and options.use_cpu:
-        # accelerate 1.15 reads the FSDP plugin for processes with GPUs alone; torch shards over gloo as well.
+        # accelerate 1.15 reads the FSDP plugin only for processes with GPUs, but torch can also shard over gloo.
         PartialState().distributed_type = DistributedType.MULTI_GPU
     set_seed(seed)
     return options

@@ -1,6 +1,5 @@
-"""TRL's GRPOTrainer, opened where rollouts, advantages and losses are ours. All that is overridden of TRL is here.
-
-The remarks are on TRL 1.16.0; check them when TRL's version changes. Imported only where training happens.
+"""TRL's GRPOTrainer, with rollouts, advantages and losses of captrain. Everything that captrain overrides in TRL is
+here. The remarks are about TRL 1.16.0; check them when TRL's version changes. Imported only where training happens.
 """
 
 from abc import abstractmethod
@@ -21,13 +20,13 @@ class Sampled(TypedDict):
     completion_ids: list[list[int]]
     logprobs: list[list[float]]
     env_mask: list[list[int]]
-    """1 for a token that is learnt from."""
+    """1 for tokens that are trained on."""
     environment_reward: list[float | None]
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """This process's rollouts of one step: what TRL's batch does not hold.
+    """Fields of this process's rollouts of one step that TRL's batch does not have.
 
     Attributes:
         sampled: (rows, completion) float64, the sampler's log-probabilities, 0 beyond the end of a row; `completion` is
@@ -38,7 +37,7 @@ class StepBatch:
         compared: (rows, completion) bool, tokens that the model wrote without a hint: those whose log-probabilities by
             the sampler are compared with the trainer's.
         any_hinted: whether a row of any process is hinted.
-        informative: share of all processes' rows that teach something.
+        informative: share of the rows of all processes with a training signal.
     """
 
     sampled: Tensor
@@ -60,10 +59,10 @@ class TrlTrainer(GRPOTrainer):
     """
 
     batch: StepBatch | None = None
-    """The current step's."""
+    """Fields of the current step."""
     is_sampling = False
     has_signal = True
-    """Whether any group of the batch teaches something."""
+    """Whether any group of the batch has a training signal."""
 
     @abstractmethod
     def play(self, prompts: list[str]) -> Sampled:
@@ -78,7 +77,7 @@ class TrlTrainer(GRPOTrainer):
         return super()._compute_loss(model, columns)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Backpropagate. A batch of constant groups alone leaves no gradient: momentum must not move the weights."""
+        """Backpropagate. If all groups are constant, leave no gradient, so that momentum does not move the weights."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not self.has_signal:
             for parameter in model.parameters():
@@ -105,9 +104,11 @@ class TrlTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Overridden because the sampler knows the old policy's log-probabilities exactly, which TRL would compute
-        while it makes a batch. It does compute those of hinted rows, which were sampled under another prompt, and all
-        of them where it corrects for the sampler (`use_vllm`)."""
+        """Overridden because the sampler knows the old policy's log-probabilities exactly. TRL need not compute them.
+
+        TRL still computes those of hinted rows, which were sampled under another prompt, and all of them if it corrects
+        for the sampler (`use_vllm`).
+        """
         score = super()._get_per_token_logps_and_entropies
         if not self.is_sampling or self.batch is None or self.use_vllm:
             return score(model, input_ids, attention_mask, *args, **kwargs)
@@ -125,7 +126,7 @@ class TrlTrainer(GRPOTrainer):
 
 
 def without_discarded(columns: Columns) -> Columns:
-    """Drop the rows of discarded groups, which cost time and change nothing; at least one row stays."""
+    """Drop the rows of discarded groups, which cost time and change nothing. At least one row is kept."""
     informative = columns["tool_mask"].mul(columns["completion_mask"]).any(1)
     informative[0] |= not informative.any()
     size = len(informative)

@@ -1,4 +1,4 @@
-"""Workspaces of trainings, and the publishing of trained adapters.
+"""Keeps trainings in workspaces, and publishes trained adapters.
 
 A workspace is a folder named by the digest of everything that decides its result. Training in it may be cut off at any
 time: the result is written before the checkpoints are removed, so that the next run either resumes or finds the result.
@@ -34,10 +34,10 @@ from captrain.training.jobs import FineTuned, Result, Trained
 RESULT = "result.json"
 LOCK = "lock"
 SCRATCH = ("checkpoints*", "points", "trained.json", "unfinished")
-"""Patterns of files that only an unfinished training needs."""
+"""Patterns of files that only unfinished trainings need."""
 GRPO_COLUMNS = ("adapter", "step", "rollouts", "reward", "success", "informative")
 SERVED_COLUMNS = ("mismatch", "mismatch_largest", "effective_tokens", "rerendered", "staleness")
-"""Further columns of history.csv where a server samples (see `captrain.training.jobs.StepRecord`)."""
+"""Further columns of history.csv if a server samples (see `captrain.training.jobs.StepRecord`)."""
 
 
 ResultType = TypeVar("ResultType", bound=Result)
@@ -77,7 +77,7 @@ def train_once(folder: Path, name: str, kind: type[ResultType], train: Callable[
 
 
 def _fault(adapter: Path, result: Result | None) -> str:
-    """Return how an adapter differs from the result of its training; "" if it does not."""
+    """Return how an adapter differs from the result of its training; "" if it is unchanged."""
     if result is None:
         return f"{RESULT} differs from its digest"
     try:
@@ -97,7 +97,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def replace_folder(aside: Path, folder: Path) -> None:
-    """Put a folder that was written aside in the place of another."""
+    """Replace a folder by one that was written aside."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     publish_folder(aside, folder)
@@ -117,8 +117,8 @@ def publish_adapters(
     Args:
         adapters: in the order of the index.
         stage: names the folders and the ledger's entries.
-        method: whose account the training is on; None: each adapter is a method of its own name.
-        columns: of history.csv; the measured `SERVED_COLUMNS` follow.
+        method: the method that the training is charged to; None: each adapter is a method with its own name.
+        columns: columns of history.csv. The measured `SERVED_COLUMNS` follow.
         calibration: ledger entries that come before those of the training.
         guidance: lines of the system prompt that each adapter acts with; None: the index has no such field.
     """

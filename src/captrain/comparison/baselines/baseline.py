@@ -91,11 +91,11 @@ class Baseline:
         return diagnosis + calibration + training - sum(costs.get(stage, 0) for stage in self.rests_on)
 
     def diagnosing_rollouts(self, spec: Spec, attempts: float) -> float:
-        """Estimate the rollouts of its further diagnoses, if each environment takes so many attempts."""
+        """Estimate the rollouts of its further diagnoses, if each environment takes `attempts` attempts."""
         return 0
 
     def arms(self, spec: Spec, capabilities: int) -> int:
-        """Count its arms in the evaluation, if TRACE trains so many capabilities."""
+        """Count its arms in the evaluation, if TRACE trains `capabilities` capabilities."""
         return 1
 
     def demonstrations(self, spec: Spec) -> tuple[int, int]:

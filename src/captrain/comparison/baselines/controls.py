@@ -1,4 +1,4 @@
-"""Controls: TRACE with other capabilities, and everything else the same.
+"""Controls: TRACE with other capabilities and otherwise the same settings.
 
 - `random` draws the capabilities.
 - `failures` ranks them by coverage, that is by failed rollouts without the contrast to passed ones.

@@ -3,15 +3,14 @@
 The paper's revised abstract uses a mixture of experts over the capability adapters. Version 1 uses a router. The gates
 are trained in two steps:
 
-1. Supervised, on prompts: the prompts of an environment should open its adapter, those of a pair two adapters, and
-   those of tasks that the base passed in the diagnosis none. This costs no rollouts
-   (`captrain.training.gate_lessons`).
+1. Supervised, on prompts. The prompts of an environment should open its adapter, those of a pair two adapters, and
+   those of tasks that the base passed in the diagnosis none. This costs no rollouts (`captrain.training.gate_lessons`).
 2. GRPO on training tasks of the target.
 
 Both rows spend the same total of rollouts as TRACE. `mixture` trains its own adapters with fewer rollouts: the gates
 get the share `share` of the training rollouts. `solutions_mixture` uses the specialists of the row `solutions`, and
 spends the rollouts that this row has left. With `controls`, the same adapters are also evaluated with equal gates, with
-random gates, and with gates trained by only one of the two steps.
+random gates, and with gates that were trained by only one of the two steps.
 """
 
 from collections.abc import Iterator
@@ -70,7 +69,7 @@ class MixtureBaseline(Baseline):
     """A row of gates over adapters.
 
     Args:
-        from_solutions: over the specialists of the row `solutions`.
+        from_solutions: whether the adapters are the specialists of the row `solutions`.
     """
 
     from_solutions: bool = False

@@ -1,14 +1,14 @@
-"""Further diagnoses of the row `solutions`: the trained agent on fresh discovery tasks.
+"""Diagnoses the trained agent of the row `solutions` on fresh discovery tasks.
 
-- A capability that the fresh rollouts select is new if it has no environment, and lacking again if the agent was taught
-  it. Its coverage is compared with the base's number of failures: for an agent that seldom fails, a tenth of the
-  failures is a rollout or two and no reason for another round.
-- Labels of all diagnoses are pooled, by labelling run, only for candidates that were undecided before because too few
-  rollouts exercised them. Two agents differ in several things at once, so a contrast over the rollouts of both would
-  also select whatever else the training changed.
+- A capability that the fresh rollouts select is new if it has no environment. If the agent was taught it, it is lacking
+  again. Its coverage is relative to the base's failures: for an agent that seldom fails, a tenth of its own failures
+  would be one or two rollouts, and no reason for another round.
+- Labels of all diagnoses are pooled by labelling run, but only for candidates that were undecided before because too
+  few rollouts exercised them. Two agents differ in several capabilities at once, so comparing rollouts of both would
+  also select everything else that the training changed.
 - Environments for new capabilities are calibrated on the trained agent.
 
-`RoundState` starts with the base's diagnosis and grows with each round. It holds nothing of the test split.
+`RoundState` starts with the base's diagnosis and grows with each round. It has no data of the test split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class RoundState:
 
     Args:
         rollouts: discovery rollouts of every diagnosed agent.
-        labels: of these rollouts, in every labelling run.
+        labels: labels of these rollouts, in every labelling run.
         candidates: labelled candidates, by id.
         capabilities: selected capabilities, in the order of their selection.
         environments: single and pair environments that have a passport.
@@ -86,7 +86,7 @@ class RoundState:
 
     @property
     def specialised(self) -> list[TrainingEnvironment]:
-        """The environments that need a single capability."""
+        """The environments of a single capability, without those of pairs."""
         return [environment for environment in self.environments if "+" not in environment.name]
 
     @property
@@ -97,7 +97,8 @@ class RoundState:
     def doses(self, demonstrations: int) -> tuple[tuple[TrainingEnvironment, int], ...]:
         """Divide demonstrations among all environments.
 
-        Shares are even, but a capability that was found lacking again counts once more each time.
+        Environments get even shares. If a capability was found lacking again, its environments get one more share each
+        time.
         """
         weights = [
             1 + max(self.lacking.get(name, 0) for name in environment.name.split("+"))
@@ -105,7 +106,7 @@ class RoundState:
         ]
         total, before, doses = sum(weights), 0, list[int]()
         for weight in weights:
-            # Round up, so that the remainder goes to the first environments.
+            # Round the running total up, so that the remainder goes to the first environments.
             doses.append(-(-demonstrations * (before + weight) // total) - -(-demonstrations * before // total))
             before += weight
         return tuple(zip(self.environments, doses, strict=True))
@@ -116,7 +117,7 @@ class Rediagnosis:
     """One diagnosis of the trained agent.
 
     Args:
-        number: number of the round, from 1 on; 0 is the base's diagnosis.
+        number: number of the round, from 1.
         agent: digest of the adapter that acted.
         rollouts: rollouts of the agent on fresh tasks.
         account: result of the selection with only these rollouts; None if all passed or all failed.
@@ -155,7 +156,7 @@ class Rediagnosis:
 
     @property
     def ledger(self) -> LedgerEntry:
-        """The rollouts that the diagnosis spent."""
+        """The ledger entry of the diagnosis's rollouts."""
         method = SOLUTIONS_ADAPTER
         return ledger_entry(self.rollouts, stage=method, method=method, item=f"diagnosis {self.number}")
 
@@ -168,10 +169,9 @@ def diagnose_agent(spec: Spec, base: Path, agent: Adapter, state: RoundState, nu
         base: folder of the base model.
         agent: the adapter that acts.
         state: results of earlier diagnoses.
-        number: number of the round, from 1 on.
+        number: number of the round, from 1.
 
-    Raises:
-        As `captrain.agents.collect_batch` and the analyst.
+    Raises: As `captrain.agents.collect_batch`, and as the analyst.
     """
     target, rounds = load_benchmark(spec.benchmark, spec.machine), spec.baselines.solutions.rounds
     first, last = (spec.rollouts.tasks + rounds.tasks_before(number + following) for following in (0, 1))
@@ -234,18 +234,18 @@ def contrast(
 def extend_environments(
     spec: Spec, base: Path, agent: Adapter, diagnosis: Rediagnosis, results: Path, artifacts: Path
 ) -> tuple[RoundState, Sequence[LedgerEntry], Mapping[str, str]]:
-    """Synthesize environments for new capabilities, and for the pairs that now fail together most often.
+    """Synthesize environments for new capabilities, and for the pairs that are now lacking together most often.
 
     Args:
         spec: the whole specification.
         base: folder of the base model.
         agent: the adapter that environments are calibrated with.
-        diagnosis: names the new capabilities.
+        diagnosis: the diagnosis that found the new capabilities.
         results: folder of the stage's small outputs.
         artifacts: folder of its large outputs.
 
     Returns:
-        The state with the new environments, the cost of calibration, and why a capability got no environment.
+        The state with the new environments, the ledger of calibration, and capability -> why it got no environment.
 
     Raises:
         UserError: the synthesizer cannot be asked, or the sandbox is weaker than the setting demands.
@@ -278,7 +278,7 @@ def extend_environments(
     ledger = [entry.model_copy(update=owner) for result in syntheses for entry in result.ledger]
     if not diagnosis.new:
         return extended, ledger, without
-    # 2. Environments for the most frequent pairs of all labels that have none yet.
+    # 2. Environments for the most frequent pairs in all labels that have none yet.
     observed = extended.labels, extended.capabilities, extended.rollouts
     pairs = synthesize_pairs(*observed, spec.pairs.count, synthesizer, standard, machine, seed)
     names = {environment.name for environment in extended.environments}

@@ -1,10 +1,10 @@
-"""Row `solutions`: TRACE from solutions, which captrain recommends. The paper's own method learns from rewards.
+"""Row `solutions`: TRACE from solutions, the method that captrain recommends. The paper's method learns from rewards.
 
-Each round teaches, diagnoses the trained agent, and makes environments for what it lacks. Routing comes last. TRACE
-gives the steps. Training on the environments' solutions and the rounds are captrain's own additions.
+Each round trains, diagnoses the trained agent, and makes environments for capabilities that it lacks. Routing comes
+last. These steps are TRACE's. Training on the environments' solutions and the rounds are captrain's own additions.
 
-- One adapter is fine-tuned from the base on the solutions of all environments, single and pair, anew in every round.
-  It is the row's arm.
+- The generalist is fine-tuned on the solutions of all environments, of single capabilities and of pairs. Every round
+  starts again from the base. It is the row's arm.
 - A specialist is fine-tuned on the solutions of one environment.
 - The row `solutions_routed` (`captrain.comparison.rows`) routes each task to the base, a specialist or, if it looks
   like a pair, to the adapter over all environments.

@@ -1,11 +1,13 @@
 """The sandbox: runs untrusted environments in processes without files, network or other processes.
 
-Our process never runs their code. A fork server (`forkserver`) compiles the file and forks a confined process for every
-episode and for every score. One process is kept for functions of the task alone. So a score is computed from our
-record, in a process that the episode never touched. Unseeded `random` and string hashes are alike in all processes.
+captrain's own process never runs their code. A fork server (`forkserver`) compiles the file and forks a confined
+process for every episode and for every score. Functions that depend only on the task share one process. So a score is
+computed from captrain's record, in a process that the episode never touched. Unseeded `random` and string hashes are
+the same in all processes.
 
-Every answer is validated. Each fault becomes an `EnvironmentFault`, and the next call gets a fresh process. Not
-protected: kernel bugs, timing, the memory of all episodes together, and dishonest scores, which passports look for.
+Every answer is validated. Each fault becomes an `EnvironmentFault`, and the next call gets a fresh process. The sandbox
+does not protect against kernel bugs, timing attacks, or the total memory of many episodes. Dishonest scores are the
+task of passports.
 """
 
 import json
@@ -31,16 +33,16 @@ T = TypeVar("T")
 
 Level = Literal["none", "basic", "strong, one layer", "strong"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From weakest to strongest.
+"""Levels of the sandbox, from weakest to strongest.
 
-strong: every attempt to get out failed, and two layers block it. one layer: seccomp alone blocks it. basic: a process
-of its own, with limits of memory and time.
+basic: a separate process with limits of memory and time. strong, one layer: every attempt to get out failed, and only
+seccomp blocks them. strong: two layers block them.
 """
 LAYERS = ("bubblewrap", "rlimits", "landlock", "seccomp")
 SLICE = 64
-"""Most tasks in a reply."""
+"""Maximum number of tasks in a reply."""
 REFERENCES, CHARACTERS = 4096, 1 << 26
-"""Most reference solutions in the cache, and most characters of them and their tasks."""
+"""Maximum number of reference solutions in the cache, and of characters of these and their tasks."""
 
 
 class _Function(BaseModel):
@@ -56,7 +58,7 @@ class _ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel, frozen=True):
-    """A chat message in the shape that all of our code expects."""
+    """A chat message in the shape that captrain's code expects."""
 
     role: str
     content: str | None = None
@@ -77,7 +79,7 @@ FUNCTIONS: dict[str, tuple[TypeAdapter[Any], str]] = {
     "broken": (MESSAGES, "a list of messages"),
     "hint": (TypeAdapter(str), "text"),
 }
-"""Functions of the task, with the shape of their results. All but the first are optional."""
+"""Functions that take a task, with the shape of their results. All but the first are optional."""
 
 
 def _preview(value: object) -> str:
@@ -85,7 +87,7 @@ def _preview(value: object) -> str:
 
 
 def _shaped(value: T, shape: TypeAdapter[Any], expected: str) -> T:
-    """Return a value unchanged if it has a shape."""
+    """Return a value unchanged if it has the shape; raise `Misbehaviour` otherwise."""
     try:
         shape.validate_python(value, strict=True)
     except ValidationError:
@@ -95,7 +97,7 @@ def _shaped(value: T, shape: TypeAdapter[Any], expected: str) -> T:
 
 @dataclass(frozen=True)
 class Confinement:
-    """The confinement on this machine, as measured by a confined process that tried to get out."""
+    """The confinement on this machine. A confined process measures it by trying to get out."""
 
     level: Level
     layers: tuple[str, ...]
@@ -187,7 +189,7 @@ class ConfinedEnvironment:
     def __init__(self, path: Path, source: bytes, layers: Sequence[str]) -> None:
         self._path, self._source, self._layers = path, source, layers
         self.allowance: Allowance | None = None
-        """Time of `time.monotonic` after which nothing is answered; None limits each single answer alone."""
+        """Time that all answers together may take; None limits only each single answer."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._server: ForkServer | None = None
         self._optional: list[str] = []
@@ -222,7 +224,8 @@ class ConfinedEnvironment:
             ) from None
 
     def __getattr__(self, name: str) -> object:
-        # Not stored: a stored partial would keep this object, and its processes, until a garbage collection.
+        # Make the partial on each access: a stored one would keep this object and its processes until a garbage
+        # collection.
         if name in FUNCTIONS and name in self._optional:
             return partial(self._function, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -281,9 +284,9 @@ class ConfinedEnvironment:
             return _shaped(self._server_of_process().ask_shared("call", arguments, self.allowance), *FUNCTIONS[name])
 
     def _server_of_process(self) -> ForkServer:
-        """Return the fork server of this process; start another one if it was lost, or belongs to our parent."""
+        """Return the fork server of this process. Start one if it was lost, or belongs to the parent process."""
         if self._owner != os.getpid():
-            # A thread of the parent may hold the lock.
+            # A thread of the parent may hold the inherited lock.
             self._lock, self._owner, self._server = threading.Lock(), os.getpid(), None
         with self._lock:
             if self._server is None or self._server.end_reason:
@@ -294,7 +297,7 @@ class ConfinedEnvironment:
 
     @contextmanager
     def attributing_faults(self, operation: str, item: str) -> Iterator[None]:
-        """Turn misbehaviour into a fault that names operation and task, as `CheckedEnvironment` does."""
+        """Turn `Misbehaviour` in the block into an `EnvironmentFault` that names operation and task."""
         try:
             yield
         except Misbehaviour as verdict:

@@ -1,11 +1,11 @@
-"""Our side of the fork server: starts it, takes over its confined processes, and validates their answers.
+"""Client of the fork server: starts it, takes over its confined processes, and validates their answers.
 
 The fork server runs `confinement/server.py` in the base interpreter of this virtual environment, under bubblewrap if
-that works. It holds one environment and never runs its code. When our process ends, for any reason, the server and its
-processes end, too. A forked child of our process inherits the server but never uses it.
+that works. It compiles one environment and never runs its code. When the client's process ends, for any reason, the
+server and its processes end too. A forked child of the client inherits the server but never uses it.
 
-This module also decides which modules a file can import and how long everything may take. Answers outside of the bounds
-are a `Misbehaviour` of the file.
+This module also decides which modules a file can import and how long each step may take. An answer that breaks a limit
+is a `Misbehaviour` of the file.
 """
 
 import json
@@ -104,17 +104,17 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 """Packages that a file can import if they are installed here and it has a line `PACKAGES = [...]` at its top level.
 
-The modules are those that a package imports on first use, when a confined process could not read them any more.
+The listed modules are imported by the package on first use, which a confined process could not do.
 """
 START = 30.0
 """Seconds to start the fork server, and to fork."""
 SECONDS = 30.0
 """Seconds for a call, and for compiling the file.
 
-A computing process reaches its limit of processor time (20 s) before, unless the machine is busy.
+Unless the machine is busy, a computing process reaches its limit of processor time (20 s) first.
 """
 TURN = 5.0
-"""Seconds of work after which the shared process is replaced, before it reaches its limit of processor time."""
+"""Seconds of work after which the shared process is replaced, so that it does not reach its limit of processor time."""
 DEATHS: dict[int, str] = {
     signal.SIGKILL: "was killed from outside, perhaps for want of memory on this machine",
     signal.SIGXCPU: "used more than 20 s of processor time",
@@ -123,11 +123,11 @@ DEATHS: dict[int, str] = {
 
 
 LINE = 1 << 20
-"""Most bytes of a reply."""
+"""Maximum number of bytes of a reply."""
 DEPTH = 64
-"""Most levels of lists and objects in a reply."""
+"""Maximum number of levels of lists and objects in a reply."""
 LONGEST = 300
-"""Most characters of an environment's text in a message."""
+"""Maximum number of characters of an environment's text in a message."""
 
 
 class Reply(TypedDict):
@@ -139,7 +139,7 @@ class Reply(TypedDict):
 
 
 class Misbehaviour(Exception):
-    """An environment misbehaved. The text is a predicate: "raised ValueError: ..."."""
+    """An environment misbehaved. The message continues a sentence about it, such as "raised ValueError: ..."."""
 
 
 def one_line(text: str) -> str:
@@ -155,17 +155,17 @@ def installed_packages() -> list[str]:
 
 
 def interpreter() -> tuple[str, list[Path]]:
-    """Find the base interpreter of this virtual environment, which has no packages, and its folders outside of /usr."""
+    """Return the base interpreter of this virtual environment, without packages, and its folders outside of /usr."""
     base = getattr(sys, "_base_executable", "") or sys.executable
     prefixes = {Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(sys.base_prefix).resolve()}
     return os.path.realpath(base), sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
 
 
 def _bubble(folders: Sequence[Path]) -> list[str]:
-    """Make a bubblewrap command that shows nothing but the interpreter: no network and no other process."""
+    """Return a bubblewrap command in which only the interpreter is visible: no other files, network or processes."""
     command = "bwrap --unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     command += " --new-session --cap-drop ALL --ro-bind /usr /usr --dev-bind /dev/null /dev/null"
-    # The loader finds libraries in other folders by this file.
+    # The dynamic loader needs this file to find libraries in other folders.
     command += " --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache"
     arguments = command.split()
     for place in (Path("/lib"), Path("/lib64")):
@@ -187,7 +187,7 @@ class ForkServer:
         layers: layers of confinement: "bubblewrap" for the server, all others for its processes.
 
     Raises:
-        InfrastructureError: it does not start.
+        InfrastructureError: the server does not start.
         Misbehaviour: the file does not compile, or needs a package that is missing.
     """
 
@@ -198,15 +198,15 @@ class ForkServer:
         self._shared: Worker | None = None
         self._worked, self._received = 0.0, b""
         self.dropped: deque[int] = deque()
-        """Processes to reap at the next opportunity. Garbage collection ended them, perhaps amid a request."""
-        # A regular expression, so that this process never parses the code.
+        """Processes to reap before the next fork. Garbage collection killed them, perhaps during a request."""
+        # Use a regular expression, so that this process never parses the code.
         line = re.search(rb"(?m)^PACKAGES = \[([a-z0-9_\"', ]*)\]\s*$", source)
         packages = re.findall(r"\w+", line[1].decode()) if line else []
         if absent := [package for package in packages if package not in installed_packages()]:
             raise Misbehaviour(f"needs {', '.join(absent)}, which the sandbox does not have")
         modules = [*MODULES, *(module for package in packages for module in PACKAGES[package])]
         python, folders = interpreter()
-        # -I would ignore PYTHONHASHSEED; with no other variables the effect is the same.
+        # Not -I, which ignores PYTHONHASHSEED. With no other variables the effect is the same.
         variables = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC"}
         variables |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
         if packages:
@@ -274,7 +274,7 @@ class ForkServer:
         return Worker("sandbox", ConfinedProcess(self, reply["pid"], *handles), LINE)
 
     def ask_shared(self, op: str, arguments: Mapping[str, object], allowance: "Allowance | None") -> object:
-        """Ask the shared process, or its successor; see `ask`."""
+        """Ask the shared process, or a new one in its place; see `ask`."""
         with self._turn:
             worker = self._shared
             if worker is not None and (self._worked > TURN or worker.has_ended()):
@@ -316,7 +316,7 @@ class ForkServer:
             return self._answer(START)
 
     def _answer(self, seconds: float) -> tuple[Reply, list[int]]:
-        """Wait for a line with a reply, or raise an InfrastructureError; a read may return a part of it, or more."""
+        """Wait for one reply line. Return it with its file descriptors, or raise an InfrastructureError."""
         end, handles = time.monotonic() + seconds, list[int]()
         while not self.end_reason:
             line, newline, following = self._received.partition(b"\n")
@@ -337,7 +337,7 @@ class ForkServer:
         raise InfrastructureError(f"the sandbox's fork server {self.end_reason}")
 
     def close(self) -> None:
-        """End the server and its processes; does nothing in a forked child of ours."""
+        """End the server and its processes. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -345,7 +345,7 @@ class ForkServer:
                 return
             self.end_reason = self.end_reason or "was ended"
             self._control.close()
-            # Kill the server itself: it would survive bubblewrap, and bubblewrap ends with it.
+            # Kill the server and not bubblewrap, because bubblewrap ends with the server, but not the reverse.
             if self._handle >= 0:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -370,7 +370,7 @@ os.register_at_fork(after_in_child=_forget_servers)
 
 
 def waited(handle: int) -> float:
-    """Return the seconds that a process waited for a processor; 0 if the system does not tell."""
+    """Return the seconds that a process waited for a processor; 0 if the system does not report them."""
     with suppress(OSError, ValueError, IndexError):
         pid = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="utf-8").partition("Pid:")[2].split()[0]
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
@@ -384,13 +384,13 @@ class ConfinedProcess:
         server: its parent, which reaps it.
         pid: its id in the server's namespace.
         channel: socket for requests and replies.
-        handle: pidfd; -1 if the system has none, and then the id is valid here, too.
+        handle: pidfd; -1 if the system has none. Then the server has no namespace, and `pid` is valid here too.
     """
 
     def __init__(self, server: ForkServer, pid: int, channel: int, handle: int = -1) -> None:
         self.server, self.status = server, None
         self.waited = 0.0
-        """See `waited`; set when it is killed."""
+        """Seconds that it waited for a processor. Set when it is killed."""
         self.owner, self._pid, self._handle = os.getpid(), pid, handle
         self._lock = threading.Lock()
         self.stdin: IO[bytes] | None = os.fdopen(channel, "r+b", buffering=0)
@@ -432,7 +432,7 @@ class ConfinedProcess:
     terminate = kill
 
     def __del__(self) -> None:
-        """Kill a process that nobody closed, unless this is a forked child of its owner."""
+        """Kill the process if it was not closed, unless this is a forked child of its owner."""
         if self.status is None:
             if os.getpid() == self.owner:
                 self.kill()
@@ -442,7 +442,7 @@ class ConfinedProcess:
 
 
 def dismiss(worker: Worker) -> None:
-    """End a process; does nothing in a forked child of ours."""
+    """End a process. Does nothing in a forked child."""
     child = worker.process
     assert isinstance(child, ConfinedProcess)
     if child.owner == os.getpid():
@@ -453,8 +453,11 @@ def dismiss(worker: Worker) -> None:
 
 
 class Allowance:
-    """Seconds that all answers of a file may take, without the time in which its processes waited for a processor: a
-    busy machine must not fail an honest file."""
+    """Seconds that all answers of a file may take.
+
+    Time in which its processes waited for a processor does not count, so that a busy machine does not fail an honest
+    file.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -463,17 +466,17 @@ class Allowance:
 def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: Allowance | None = None) -> Any:
     """Ask a process, and return its validated answer.
 
-    JSON parsers accept values that cannot be written again: infinite numbers, lone surrogates, thousands of levels. An
-    answer that passes here breaks none of our code.
+    JSON parsers accept values that cannot be written again: infinite numbers, lone surrogates, thousands of levels.
+    They are refused here, so that no other code has to check for them.
 
     Args:
         worker: the process.
         op: the operation.
         arguments: of the operation.
-        allowance: which the answer uses up; None limits this answer alone.
+        allowance: time that all answers share; None: only this answer is limited.
 
     Raises:
-        Misbehaviour: it raised, or did not answer with JSON within the bounds.
+        Misbehaviour: it raised, or did not answer with JSON within the limits.
         InfrastructureError: the fork server is lost.
     """
     patience = SECONDS if allowance is None else min(SECONDS, allowance.left)
@@ -490,7 +493,7 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: All
             raise InfrastructureError(f"the sandbox's fork server {child.server.end_reason}") from None
         reason, idle = worker.end_reason, child.waited - before
         if reason.startswith("did not answer") and idle > max(1.0, patience / 2):
-            # A busy machine may be the reason, so say it.
+            # The reason may be a busy machine, so the message says so.
             reason += f"; it waited {idle:.0f} s for a processor: run it again when this machine is less busy"
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     finally:

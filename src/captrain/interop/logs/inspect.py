@@ -1,9 +1,9 @@
-"""Evaluation logs of Inspect: `.eval` archives, deflated or in zstd, and logs in JSON.
+"""Reads evaluation logs of Inspect: `.eval` archives (deflate or zstd) and logs in JSON.
 
 A sample is a rollout, an epoch a trial. The value of the first score counts: "C" is 1, "P" is 0.5, "I" and "N" are 0. A
-target of calls, as captrain writes it, is the reference; any other target is kept as the truth, with the scorer's
-explanation. Attachments are put back in their places. An invalidated sample is skipped; one with an error has no
-verdict.
+target that consists of calls, as captrain writes it, is the reference. Any other target is kept as the ground truth,
+with the scorer's explanation. Placeholders of attachments are replaced by their texts. An invalidated sample is
+skipped. A sample with an error has no verdict.
 """
 
 import json
@@ -34,20 +34,20 @@ from captrain.interop.logs.source import (
 from captrain.records import MOST, Message, file_digest
 
 ATTACHED = 1 << 26
-"""Most characters of a sample's attachments. An attachment counts each time it is used."""
+"""Maximum number of characters of a sample's attachments. An attachment counts each time it is used."""
 ZSTD = 93
-"""The compression method of a zip that Python 3.11 does not read."""
+"""Compression method of a zip entry that Python 3.11 cannot read."""
 ENCRYPTED = 1
-"""The flag of an entry of a zip that needs a password."""
+"""Flag of a zip entry that needs a password."""
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
-"""Exceptions of reading a damaged member of an archive."""
+"""Exceptions that a damaged zip entry raises when it is read."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 ATTACHMENT = re.compile(r"attachment://([0-9a-f]+)")
 CALL = re.compile(r"(\w+)\((\{.*\})\)", re.DOTALL)
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether the content of a file is a zip, or the beginning of one."""
+    """Return whether a file is a zip, or begins like one because it is cut off."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04" or zipfile.is_zipfile(path)
 
@@ -56,7 +56,7 @@ def read_archive(path: Path) -> Source:
     """Read the samples of an `.eval` archive.
 
     Raises:
-        ValueError: it is no log of Inspect, is encrypted or cut off.
+        ValueError: it is not a log of Inspect, is encrypted, or is cut off.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError("it is cut off: copy or download it again")
@@ -120,7 +120,7 @@ def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 
 def _bounded(member: IO[bytes]) -> bytes:
-    """Unpack a member of an archive up to the size limit of a document. The stated size may be wrong."""
+    """Unpack a zip entry, up to the size limit of a document. The size that the zip states may be wrong."""
     content = member.read(MOST + 1)
     if len(content) > MOST:
         raise ValueError(f"it has more than {MOST >> 20} MiB")
@@ -128,13 +128,13 @@ def _bounded(member: IO[bytes]) -> bytes:
 
 
 class _Attachments:
-    """Attachments of a sample: placeholder -> text. One may be used often, so the total size is limited."""
+    """Attachments of a sample: id -> text. One attachment may be used many times, so the total size is limited."""
 
     def __init__(self, texts: Mapping[str, object]) -> None:
         self.texts, self.length = texts, 0
 
     def fill(self, content: object) -> object:
-        """Replace the placeholders in a text by the attachments. Other content is returned unchanged."""
+        """Replace placeholders in a text by their attachments. Return other content unchanged."""
         return ATTACHMENT.sub(self._text, content) if isinstance(content, str) else content
 
     def _text(self, match: re.Match[str]) -> str:
@@ -184,7 +184,7 @@ def _read(file: str, model: object, number: int, sample: Foreign) -> Read:
 
 
 def _reference(target: object) -> list[Message]:
-    """Return the calls of a target; [] if it is anything but calls."""
+    """Return the calls in a target as assistant messages; [] if it contains anything else."""
     texts = target if isinstance(target, list) else [target]
     matches = [CALL.fullmatch(text) if isinstance(text, str) else None for text in texts]
     if not all(matches):

@@ -1,7 +1,8 @@
-"""Spans of OpenTelemetry's GenAI conventions and of OpenInference (Phoenix, Langfuse, MLflow): a trace is a rollout.
+"""Reads spans of OpenTelemetry's GenAI conventions and of OpenInference (Phoenix, Langfuse, MLflow). A trace is a
+rollout.
 
-Spans hold no reward: a CSV of scores gives one to each trace, in columns `trace_id` and `reward`. Vercel's AI SDK
-writes messages as `ai.prompt.messages` and the answer as `ai.response.*`.
+Spans have no rewards. A CSV of scores with the columns `trace_id` and `reward` adds them. Vercel's AI SDK writes
+messages as `ai.prompt.messages` and the answer as `ai.response.*`.
 """
 
 import json
@@ -15,7 +16,7 @@ from captrain.records import Message
 INDEXED = re.compile(
     r"(?:llm\.(?:(input)|output)_messages\.(\d+)\.message|gen_ai\.(?:(prompt)|completion)\.(\d+))\.(.+)"
 )
-"""Attributes of OpenInference, and of OpenLLMetry before it wrote `gen_ai.input.messages`."""
+"""Names of numbered attributes of OpenInference, and of older versions of OpenLLMetry."""
 CALLS = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 COLUMN = "attributes."
 SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
@@ -28,7 +29,7 @@ def recognizes_spans(row: Foreign) -> bool:
 
 
 def span_runs(row: object) -> Iterator[TraceRun]:
-    """Yield the runs in the spans of a row."""
+    """Yield a run for each span in a row."""
     if not isinstance(row, dict):
         return
     batches = row.get("resourceSpans")
@@ -36,9 +37,9 @@ def span_runs(row: object) -> Iterator[TraceRun]:
     spans = [row] if batches is None else [span for scope in scopes for span in scope.get("spans") or []]
     for span in spans:
         attributes = span.get("attributes") or {}
-        if not attributes:  # a table has a column for each
+        if not attributes:  # a table has one column for each attribute
             attributes = {name.removeprefix(COLUMN): span[name] for name in span if name.startswith(COLUMN)}
-        if isinstance(attributes, list):  # OTLP lists keys and typed values
+        if isinstance(attributes, list):  # in OTLP: a list of keys and typed values
             attributes = {entry["key"]: next(iter((entry.get("value") or {}).values()), None) for entry in attributes}
         model = attributes.get("gen_ai.request.model") or attributes.get("llm.model_name")
         definitions = loaded(attributes.get("gen_ai.tool.definitions"))
@@ -50,13 +51,13 @@ def span_runs(row: object) -> Iterator[TraceRun]:
 
 
 def _listed(value: object) -> list[object]:
-    """Return a list, or texts of JSON in a list, as a list of values."""
+    """Return the values of a list. The list and its elements may be JSON text. [] for any other value."""
     value = loaded(value)
     return [loaded(element) for element in value] if isinstance(value, list) else []
 
 
 def _vercel(attributes: Foreign) -> list[object]:
-    """Read the request and the answer of Vercel's AI SDK."""
+    """Return the messages of the request and the answer in Vercel's AI SDK."""
     prompt = loaded(attributes.get("ai.prompt"))
     messages = _listed(attributes.get("ai.prompt.messages"))
     if not messages and isinstance(prompt, dict):
@@ -76,7 +77,7 @@ def _trace_id(span: Foreign) -> str:
 
 
 def _gen_ai(attributes: Foreign) -> list[object]:
-    """Read messages of typed parts."""
+    """Return the messages in the attributes `gen_ai.*`, whose contents are typed parts."""
     messages: list[object] = []
     if instructions := loaded(attributes.get("gen_ai.system_instructions")):
         messages.append({"role": "system", "content": _words(instructions)})
@@ -88,7 +89,7 @@ def _gen_ai(attributes: Foreign) -> list[object]:
 
 
 def _of_parts(message: Foreign) -> list[Message]:
-    """Convert a message of parts: text and calls are one message, each response is one of a tool."""
+    """Convert a message of parts. Text and calls become one message, each tool response its own message."""
     parts = message.get("parts") or []
     messages: list[Message] = []
     for part in parts:
@@ -107,7 +108,7 @@ def _of_parts(message: Foreign) -> list[Message]:
 
 
 def _in_columns(attributes: Foreign) -> list[object]:
-    """Read messages in the cells of a table, in the names of OpenInference."""
+    """Return the messages in the cells of a table, with OpenInference's names."""
     cells = [loaded(attributes.get(f"llm.{side}_messages")) for side in ("input", "output")]
     entries = [entry for cell in cells if isinstance(cell, list) for entry in cell if isinstance(entry, dict)]
     messages: list[object] = []
@@ -127,7 +128,7 @@ def _words(parts: object) -> str:
 
 
 def _numbered(attributes: Foreign) -> list[object]:
-    """Join messages that are spread over numbered attributes, inputs before outputs."""
+    """Return the messages that are spread over numbered attributes, inputs before outputs."""
     entries: dict[tuple[bool, int], dict[str, object]] = {}
     for name, value in attributes.items():
         if match := INDEXED.fullmatch(name):

@@ -1,8 +1,8 @@
 """Files that the report reads, and the columns that it needs.
 
-A missing file becomes a `Missing` with its remedy, which the page shows in its place: a fresh clone has only results/,
-and its report says what else there could be. A corrupt file (truncated, of another format, without a value that is
-shown) is a `UserError` that names it and the stage that makes it, so that no report has unseen holes.
+A missing file becomes a `Missing` with its remedy, which the page shows instead. For example, a fresh clone has only
+results/. A corrupt file (truncated, of another format, or without a value that is shown) is a `UserError` that names
+the file and its stage, so that a report never silently lacks content.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Training data of the embedded base: demonstrations of the service desk with systematic shortcuts.
 
 A real base model lacks capabilities systematically. So the demonstrator takes shortcuts: it writes without looking,
-takes the first listed record, stops after the first operation, or transposes digits. Random noise would not do: greedy
+takes the first listed record, stops after the first operation, or transposes digits. Random noise is not enough: greedy
 sampling hides noise, but shows a habit. Only this module knows the shortcuts; the analyst must find them in rollouts. A
 line of guidance in the system prompt makes its shortcut rarer, as an instruction does for a real model. Two lines have
 no effect, like much advice.

@@ -157,7 +157,7 @@ def warm_start(
 
     from captrain.models import SharedPasses
 
-    # Not `prepare_torch`, which keeps freed memory: with sequences of many lengths, that would be too much.
+    # Not `prepare_torch`, which keeps freed memory: with sequences of many lengths, memory would run out.
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     torch.manual_seed(seed)
