@@ -29,7 +29,7 @@ import captrain.capabilities.log_signs as logs
 import captrain.capabilities.occasions as occasions
 from captrain.capabilities.edit_signs import Sign
 from captrain.capabilities.log_signs import LogSign
-from captrain.capabilities.occasions import Occasion, Vocabulary
+from captrain.capabilities.occasions import NO_VALUES, Occasion, Vocabulary
 from captrain.capabilities.view import Edit, RolloutView
 
 SIMULATOR, SUSPECT, INFRASTRUCTURE = "user_simulator_fault", "suspect_reference", "infrastructure"
@@ -84,7 +84,7 @@ class Cause:
 
     def could_show(self, view: RolloutView) -> bool:
         """Tell whether a rollout could show the cause."""
-        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, Vocabulary(())))
+        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, NO_VALUES))
 
 
 CAUSES = {
@@ -330,9 +330,9 @@ class Rule:
     is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
-        """The verdict on an edit, or with None on the whole rollout."""
+        """The verdict on an edit of the rule's steps, or with None on the whole rollout."""
         found, tools = None, tuple[str, ...]()
-        if edit is not None and self.sign is not None and edit.step in self.steps:
+        if edit is not None and self.sign is not None:
             found = self.sign(view, edit)
             calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
             tools = tuple(dict.fromkeys(call.tool for call in calls))
@@ -358,7 +358,7 @@ def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
     """The first milestone that was not met, as a sign."""
 
     def sign(view: RolloutView) -> Iterator[LogSign]:
-        for occasion in find(view, Vocabulary(())):
+        for occasion in find(view, NO_VALUES):
             if occasion.lacking:
                 yield occasion.message, occasion.evidence, occasion.tools
                 return
@@ -436,6 +436,8 @@ RULES = (
 """In the order of their ranks."""
 LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
 """Those that look at the whole rollout."""
+RULES_OF_STEP = {step: tuple(rule for rule in RULES if step in rule.steps) for step in ALL}
+"""Those that look at an edit, by its kind of step."""
 FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",

@@ -26,7 +26,18 @@ from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
 from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
-from captrain.records import Message, Record, Rollout, as_markdown, counted, plain, publish, publish_json, publish_text
+from captrain.records import (
+    Message,
+    Record,
+    Rollout,
+    as_markdown,
+    counted,
+    plain,
+    publish,
+    publish_json,
+    publish_lines,
+    publish_text,
+)
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
@@ -76,14 +87,14 @@ class Suspect(Record):
 def verdict_of(diagnosis: Diagnosis) -> str:
     """Say how many rollouts passed and failed, and what else became of them."""
     account, logs = diagnosis.account, diagnosis.logs
-    outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
+    passed = len(logs.rollouts) - account.failures - account.standings["error"]
     parts = {
         "without a verdict (error)": account.standings["error"],
         "stopped at a limit of steps, time or tokens": account.standings["limit"],
         "with a fault of the simulated user": account.standings["spoilt"],
         "with a suspect reference": account.standings["suspect"],
     }
-    counts = [f"{outcomes['passed']} passed", f"{outcomes['failed']} failed"]
+    counts = [f"{passed} passed", f"{account.failures} failed"]
     counts += [f"{number} {words}" for words, number in parts.items() if number]
     counts += [f"{counted(account.unexplained, 'failure')} unexplained"] if account.unexplained else []
     counts += [f"{counted(logs.unread, 'entry')} unreadable"] if logs.unread else []
@@ -155,12 +166,12 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
             if row.suspicions
         )
         _publish_reports(diagnosis, advice, aside)
-        publish(aside / "rollouts.jsonl", diagnosis.logs.rollouts)
+        publish_lines(aside / "rollouts.jsonl", diagnosis.logs.rollouts.lines)
         publish_json(aside / "tools.json", diagnosis.logs.known_tools)
-        publish(aside / "causes.jsonl", rows)
+        publish_lines(aside / "causes.jsonl", rows.lines)
         publish(aside / "suspects.jsonl", suspects)
         publish(aside / "candidates.jsonl", labels.candidates if labels else [])
-        publish(aside / "labels.jsonl", labels.rows if labels else [])
+        publish_lines(aside / "labels.jsonl", labels.lines if labels else [])
         publish_json(aside / "advice.json", [asdict(entry) for entry in advice])
         if diagnosis.report is not None:
             publish_json(aside / "selection.json", diagnosis.report)

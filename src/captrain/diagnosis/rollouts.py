@@ -20,6 +20,7 @@ from captrain.capabilities import (
     CLAUSES_PAGE,
     INFRASTRUCTURE,
     LIMIT,
+    NO_VALUES,
     SIMULATOR,
     Clauses,
     DiagnosisContext,
@@ -31,7 +32,6 @@ from captrain.capabilities import (
     RecordBook,
     RolloutView,
     Toolbox,
-    Vocabulary,
     calls_in,
     explain,
     learn_needs,
@@ -473,7 +473,7 @@ def _lapses(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterator[Rol
     """
     for slug, kind in CAUSES.items():
         is_compared = bool(kind.occasions) and not kind.is_unaided
-        lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
+        lapse = kind.lapse(view, NO_VALUES) if is_compared else None
         # Beside the analyst's label, only the contrast with passed rollouts counts; without a label, every rule does.
         causes = [cause for cause in of_agent if cause.cause == slug]
         causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]
