@@ -74,17 +74,13 @@ class Cause:
     deed: str = ""
     is_unaided: bool = False
 
-    def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
+    def find(self, view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         """All occasions of a rollout."""
-        return [occasion for find in self.occasions for occasion in find(view, values)]
+        return (occasion for find in self.occasions for occasion in find(view, values))
 
     def lapse(self, view: RolloutView, values: Vocabulary) -> Occasion | None:
         """The first occasion that went wrong."""
         return next((occasion for occasion in self.find(view, values) if occasion.lacking), None)
-
-    def could_show(self, view: RolloutView) -> bool:
-        """Tell whether a rollout could show the cause."""
-        return any(True for find in (*self.occasions, *self.chances) for _ in find(view, NO_VALUES))
 
 
 CAUSES = {
@@ -434,6 +430,8 @@ RULES = (
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
 """In the order of their ranks."""
+FINDERS = tuple(dict.fromkeys(find for cause in CAUSES.values() for find in (*cause.occasions, *cause.chances)))
+"""All functions that find occasions. Several causes share some."""
 LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
 """Those that look at the whole rollout."""
 RULES_OF_STEP = {step: tuple(rule for rule in RULES if step in rule.steps) for step in ALL}
@@ -462,3 +460,9 @@ EXCESSES: dict[tuple[str, ...], str] = {
 }
 """Likewise the cause of a rollout that has a feature which passed rollouts lack: a value that stands in an earlier
 message where others work it out is computed wrongly."""
+
+
+def possible_causes(view: RolloutView) -> set[str]:
+    """The causes that a rollout could show: those with an occasion in it."""
+    arising = {find for find in FINDERS if any(True for _ in find(view, NO_VALUES))}
+    return {slug for slug, cause in CAUSES.items() if not arising.isdisjoint((*cause.occasions, *cause.chances))}

@@ -65,7 +65,7 @@ class StreamedLabels:
         Labels of a program are the same in each run, so a rollout's lines differ only in the run and the count.
         """
         kinds = [candidate.id for candidate in self.candidates]
-        labelled = Spool(DiagnosedLabels)
+        labelled, suspect = Spool(DiagnosedLabels), bytearray()
         for row in self.explained:
             if row.outcome != "error" and row.standing in ("contrasted", "suspect"):
                 labelled.add(
@@ -79,7 +79,7 @@ class StreamedLabels:
                         suspect=row.standing == "suspect",
                     )
                 )
-        suspect = bytearray(row.suspect for row in labelled)
+                suspect.append(row.standing == "suspect")
         for run, counts in enumerate(self.verdicts.counts):
             draws = iter(counts)
             for line, is_suspect in zip(labelled.lines, suspect, strict=True):

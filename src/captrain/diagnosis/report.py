@@ -159,10 +159,10 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     """
     with user_outputs(out, OUTPUTS) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
-        rows = diagnosis.diagnosed.rollouts
+        rows, account = diagnosis.diagnosed.rollouts, diagnosis.account
         suspects = (
             Suspect(rollout=row.rollout, task=row.task, trial=row.trial, outcome=row.outcome, reasons=row.suspicions)
-            for row in rows
+            for row in (rows if account.standings["suspect"] else ())
             if row.suspicions
         )
         _publish_reports(diagnosis, advice, aside)
@@ -182,14 +182,17 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
 def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> None:
     """Write report.md and report.html."""
     account, logs = diagnosis.account, diagnosis.logs
-    failures, count, reported = list[FailureCard](), 0, 0
+    failures, count, left = list[FailureCard](), 0, LIST_LENGTH
     for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
             # The page shows spoilt rollouts too; report.md lists them among those left out.
-            count, reported = count + 1, reported + (row.standing not in NOT_COMPARED)
-            is_reported = row.standing not in NOT_COMPARED and reported <= LIST_LENGTH
+            count += 1
+            is_reported = row.standing not in NOT_COMPARED and left > 0
+            left -= is_reported
             if count <= LIST_LENGTH or is_reported:
                 failures.append(_failure(row, rollout, f"failure-{count}", is_reported))
+        if count >= LIST_LENGTH and not left:
+            break
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
@@ -222,8 +225,8 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         # Agents share tasks and trials: what names several failures leads to none.
         "anchors": {card.row.place: card.anchor for card in failures[:LIST_LENGTH] if places[card.row.place] == 1},
         "meanings": MEANINGS,
-        "more": max(0, count - LIST_LENGTH),
-        "reported": reported,
+        "more": max(0, account.failures - LIST_LENGTH),
+        "reported": account.failures - account.standings["limit"] - account.standings["spoilt"],
         "limit": LIST_LENGTH,
         "counted": counted,
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),

@@ -36,6 +36,7 @@ from captrain.capabilities import (
     explain,
     learn_needs,
     learn_toolbox,
+    possible_causes,
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
@@ -411,7 +412,6 @@ def _explained(
     of_agent = [cause for cause in causes if CAUSES[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
     lacking = of_agent if view.repair.proven else [c for c in _lapses(view, of_agent) if c.cause not in unsure]
-    could = {slug for slug, kind in CAUSES.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "suspect" if explanation.suspicions else "contrasted"
     if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
@@ -430,7 +430,7 @@ def _explained(
             ],
             "doubts": [*_doubts(view, world)] if rollout.outcome == "passed" else [],
             "suspicions": [*explanation.suspicions],
-            "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
+            "occasions": sorted(possible_causes(view) | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
             "tools": sorted({tool for cause in explanation.causes if cause.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
