@@ -29,6 +29,7 @@ from captrain.capabilities import selection as selection_rule
 from captrain.capabilities.occasions import Vocabulary
 from captrain.capabilities.text import says
 from captrain.diagnosis import diagnose, publish_diagnosis
+from captrain.diagnosis.diagnosis import DiagnosedLabels
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
@@ -255,7 +256,8 @@ def test_the_rows_that_a_diagnosis_writes_select_what_its_verdicts_select(tmp_pa
     labels = diagnose(read_logs([prepared(120, tmp_path / "log")]), LIMITS, runs=10, count=4, seed=0).labels
     assert labels is not None
     by_verdicts = select_by_verdicts(labels.verdicts, labels.candidates, LIMITS, 4, 0)
-    assert by_verdicts.capabilities and by_verdicts == select([*labels.rows], labels.candidates, LIMITS, 4, 0)
+    rows = [DiagnosedLabels.model_validate_json(line) for line in labels.lines]
+    assert by_verdicts.capabilities and by_verdicts == select(rows, labels.candidates, LIMITS, 4, 0)
 
 
 def test_resamples_are_the_same_however_many_are_drawn_at_a_time(

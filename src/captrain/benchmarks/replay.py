@@ -174,18 +174,18 @@ class Dialogue:
     def messages(self, replay: Replay) -> list[Message]:
         """The assistant messages to play."""
         calls = [call for call in replay.calls if call.by == "assistant"]
+        keys = [key_of(call) for call in calls]
         logged, reference = self._logged, self._reference
-        is_reference = [key_of(call) for call in calls] == reference.keys
-        if is_reference and Counter(replay.texts) != Counter(logged.texts):
+        if keys == reference.keys and Counter(replay.texts) != Counter(logged.texts):
             entries = [placed.with_call(call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
         # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.
         is_cut = bool(logged.calls) and not logged.closed and replay.ended
-        return _written(logged, self._places(calls), replay, reference.closings, len(reference.closings) * is_cut)
+        return _written(logged, self._places(calls, keys), replay, reference.closings, len(reference.closings) * is_cut)
 
-    def _places(self, calls: Sequence[ReplayCall]) -> list[_Placed]:
+    def _places(self, calls: Sequence[ReplayCall], keys: Sequence[tuple[str, str]]) -> list[_Placed]:
         """Give calls the rollout's own places, and new calls the reference's turn, as far as the order allows."""
-        sources = self._sources(calls)
+        sources = self._sources(calls, keys)
         logged_turns = [None if source is None else self._logged.calls[source].turn for source in sources]
         turns: dict[tuple[str, str], list[int]] = {}
         for placed, key in zip(self._reference.calls, self._reference.keys, strict=True):
@@ -197,7 +197,7 @@ class Dialogue:
         result: list[_Placed] = []
         earliest = 0
         for index, (call, source) in enumerate(zip(calls, sources, strict=True)):
-            due = turns.get(key_of(call), [])
+            due = turns.get(keys[index], [])
             expected = due.pop(0) if due else earliest
             if source is not None:
                 result.append(self._logged.calls[source].with_call(call))
@@ -207,10 +207,12 @@ class Dialogue:
             earliest = result[-1].turn
         return result
 
-    def _sources(self, calls: Sequence[ReplayCall]) -> list[int | None]:
+    def _sources(self, calls: Sequence[ReplayCall], keys: Sequence[tuple[str, str]]) -> list[int | None]:
         """For each call the index of the logged call that it equals or replaces, or None."""
         sources: list[int | None] = [None] * len(calls)
-        matcher = SequenceMatcher(None, self._logged.keys, [key_of(call) for call in calls], autojunk=False)
+        if keys == self._logged.keys:
+            return [*range(len(calls))]
+        matcher = SequenceMatcher(None, self._logged.keys, keys, autojunk=False)
         for tag, first, end, start, stop in matcher.get_opcodes():
             if tag == "equal":
                 sources[start:stop] = range(first, end)

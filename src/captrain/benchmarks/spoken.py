@@ -43,6 +43,8 @@ class DialogueWorld:
         self._dialogue = Dialogue(logged, solution)
         self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
         self._changes: dict[tuple[str, str], bool] = {}
+        self._known: dict[tuple[object, ...], PlayedDialogue] = {}
+        """Outcomes by replay: a search for a repair asks for many of them again."""
         self.played: dict[str, PlayedDialogue] = {}
         """Outcomes by the messages as JSON. Worlds of one task may share them."""
 
@@ -51,13 +53,17 @@ class DialogueWorld:
         raise NotImplementedError
 
     def _outcomes(self, replays: Sequence[Replay]) -> list[PlayedDialogue]:
-        """Play replays, equal dialogues once: a search for a repair asks for many of them again."""
-        dialogues = [self._dialogue.messages(replay) for replay in replays]
-        keys = [json.dumps(messages) for messages in dialogues]
-        fresh = {key: messages for key, messages in zip(keys, dialogues, strict=True) if key not in self.played}
-        if fresh:
-            self.played.update(zip(fresh, self.run([*fresh.values()]), strict=True))
-        return [self.played[key] for key in keys]
+        """Play replays, equal dialogues once."""
+        keys = [_key_of_replay(replay) for replay in replays]
+        new = {key: replay for key, replay in zip(keys, replays, strict=True) if key not in self._known}
+        if new:
+            dialogues = [self._dialogue.messages(replay) for replay in new.values()]
+            texts = [json.dumps(messages) for messages in dialogues]
+            fresh = {text: messages for text, messages in zip(texts, dialogues, strict=True) if text not in self.played}
+            if fresh:
+                self.played.update(zip(fresh, self.run([*fresh.values()]), strict=True))
+            self._known |= {key: self.played[text] for key, text in zip(new, texts, strict=True)}
+        return [self._known[key] for key in keys]
 
     @property
     def owed(self) -> tuple[str, ...]:
@@ -129,21 +135,34 @@ class DialogueWorld:
         return self._changes[key]
 
 
-class ContractWorld(DialogueWorld):
-    """The world of a task of an environment of our contract.
+class ContractTask:
+    """A task of an environment of our contract, as all its trials share it.
 
     Args:
         target: the environment.
         task: of the environment.
-        logged: the rollout's messages.
         kinds: tool kinds beyond those that the schemas declare.
     """
 
-    def __init__(
-        self, target: CheckedEnvironment, task: Task, logged: Sequence[Message], kinds: Mapping[str, ToolKind]
-    ) -> None:
-        super().__init__(logged, target.reference(task), {**annotated(target.declared_tools), **kinds})
-        self._target, self._task = target, task
+    def __init__(self, target: CheckedEnvironment, task: Task, kinds: Mapping[str, ToolKind]) -> None:
+        self.target, self.task = target, task
+        self.solution = target.reference(task)
+        self.kinds: dict[str, ToolKind] = {**annotated(target.declared_tools), **kinds}
+        self.played: dict[str, PlayedDialogue] = {}
+        """See `DialogueWorld.played`."""
+
+
+class ContractWorld(DialogueWorld):
+    """The world of a task of an environment of our contract.
+
+    Args:
+        shared: the task.
+        logged: the rollout's messages.
+    """
+
+    def __init__(self, shared: ContractTask, logged: Sequence[Message]) -> None:
+        super().__init__(logged, shared.solution, shared.kinds)
+        self._target, self._task, self.played = shared.target, shared.task, shared.played
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
         """See `DialogueWorld.run`."""
@@ -229,6 +248,12 @@ class MilestoneWorld(WorkerDialogueWorld):
         return len(logged) == len(results) and all(
             result in (None, entry) for result, entry in zip(results, logged, strict=True)
         )
+
+
+def _key_of_replay(replay: Replay) -> tuple[object, ...]:
+    """A key that is equal for replays that are played alike: the user's calls are not played."""
+    calls = tuple(key_of(call) for call in replay.calls if call.by == "assistant")
+    return calls, replay.texts, replay.ended
 
 
 def _phrases(words: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:

@@ -10,16 +10,16 @@ from captrain.benchmarks.replay import Replay, ReplayCall, Replayed, ToolKind, W
 from captrain.benchmarks.servicedesk import ARGUMENTS, MIXES, WRITES, ServiceDesk
 from captrain.benchmarks.simulation import pool_of
 from captrain.benchmarks.spoken import (
+    ContractTask,
     ContractWorld,
     DialogueWorld,
     MilestoneWorld,
-    PlayedDialogue,
     WorkerDialogueWorld,
 )
 from captrain.benchmarks.toolsandbox import START, instant
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import InfrastructureError, UserError
-from captrain.records import JsonObject, Message, Rollout, Split, Task, digest
+from captrain.records import JsonObject, Message, Rollout, Split, Task, bytes_digest, digest
 from captrain.run import Machine
 
 IN_WORKERS = ("tau2", "agentdojo", "bfcl", "toolsandbox")
@@ -69,8 +69,8 @@ class Worlds(ExitStack):
         self._worlds: dict[str, tuple[list[Message], World | None]] = {}
         self._of_task: dict[str, CallWorld] = {}
         """Worlds that all trials of a task share."""
-        self._played: dict[str, dict[str, PlayedDialogue]] = {}
-        """Dialogues that were played in tasks of our contract, for their other trials."""
+        self._contract_tasks: dict[tuple[str, str], ContractTask] = {}
+        """Tasks of our contract, for their other trials."""
 
     def of(self, rollout: Rollout) -> World | None:
         """The world of a rollout's task, or None. A world that fails to open does not stop the caller."""
@@ -184,14 +184,14 @@ class Worlds(ExitStack):
         task = rollout.task if rollout.environment == target.name else next(known, None)
         if task is None:
             raise _NoWorld
-        world = ContractWorld(target, task, rollout.messages, kinds)
-        key = digest([target.name, task.model_dump()])
-        if len(played := self._played.pop(key, {})) < MOST_PLAYED:
-            world.played = played
-        self._played[key] = world.played
-        if len(self._played) > MOST_OPEN:
-            self._played.pop(next(iter(self._played)))
-        return world
+        key = target.name, bytes_digest(task.model_dump_json().encode())
+        shared = self._contract_tasks.pop(key, None)
+        if shared is None or len(shared.played) >= MOST_PLAYED:
+            shared = ContractTask(target, task, kinds)
+        self._contract_tasks[key] = shared
+        if len(self._contract_tasks) > MOST_OPEN:
+            self._contract_tasks.pop(next(iter(self._contract_tasks)))
+        return ContractWorld(shared, rollout.messages)
 
     def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
         """The workers of a benchmark with additions to their environment."""

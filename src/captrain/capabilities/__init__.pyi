@@ -15,7 +15,7 @@ from .calls import Call as Call
 from .calls import calls_in as calls_in
 from .calls import order_traits as order_traits
 from .calls import place_of as place_of
-from .calls import sourced_calls as sourced_calls
+from .calls import sourced as sourced
 from .clauses import CLAUSES_PAGE as CLAUSES_PAGE
 from .clauses import Clauses as Clauses
 from .clauses import DiagnosisContext as DiagnosisContext
@@ -43,6 +43,7 @@ from .learnt_needs import has_solution as has_solution
 from .learnt_needs import learn_needs as learn_needs
 from .log_signs import forbidden_values as forbidden_values
 from .log_signs import forbidden_writes as forbidden_writes
+from .occasions import NO_VALUES as NO_VALUES
 from .occasions import Occasion as Occasion
 from .occasions import Vocabulary as Vocabulary
 from .programmatic import ProgrammaticAnalyst as ProgrammaticAnalyst
@@ -56,6 +57,7 @@ from .rules import GoalPattern as GoalPattern
 from .rules import Grade as Grade
 from .rules import Rule as Rule
 from .rules import Verdict as Verdict
+from .rules import possible_causes as possible_causes
 from .selection import LACKING as LACKING
 from .selection import PRESENT as PRESENT
 from .selection import Counts as Counts

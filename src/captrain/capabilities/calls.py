@@ -15,15 +15,16 @@ from captrain.capabilities.text import (
     is_error,
     is_value,
     number_of,
+    occurs,
     result_of,
     same,
-    says,
     squeezed,
     text_of,
+    words_of,
 )
 from captrain.capabilities.toolbox import CHANGES, Toolbox
 from captrain.contract import calls_of
-from captrain.records import JsonObject, Message, Rollout, digest, leaves
+from captrain.records import JsonObject, Message, Rollout, digest
 
 QUOTED = 160
 OF_USER = " (the user's)"
@@ -76,7 +77,8 @@ class Call:
     @property
     def values(self) -> dict[str, str]:
         """The arguments as text, by name. A digest replaces a long text."""
-        return {k: text_of(v) if is_value(v) else f"~{digest(v)}" for k, v in self.arguments.items()}
+        texts = {name: text_of(value) for name, value in self.arguments.items()}
+        return {k: text if is_value(text) else f"~{digest(self.arguments[k])}" for k, text in texts.items()}
 
     @property
     def names(self) -> list[str]:
@@ -133,8 +135,13 @@ def make_call(
     )
 
 
-def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[str] = BY_BOTH) -> list[Call]:
-    """Return the calls of these roles. The k-th tool message after a message answers its k-th call."""
+def calls_in(
+    messages: Sequence[Message], toolbox: Toolbox, roles: Collection[str] = BY_BOTH, *, are_goals: bool = False
+) -> list[Call]:
+    """Return the calls of these roles. The k-th tool message after a message answers its k-th call.
+
+    Calls of a reference (`are_goals`) do not fail.
+    """
     calls: list[Call] = []
     for index, message in enumerate(messages):
         entries = calls_of(message) if message["role"] in roles else []
@@ -155,7 +162,7 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
                     message["role"],
                     place,
                     message=index,
-                    failed=failed,
+                    failed=failed and not are_goals,
                     result=result,
                     compared=compared,
                 )
@@ -165,24 +172,25 @@ def calls_in(messages: Sequence[Message], toolbox: Toolbox, roles: Collection[st
 
 def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
     """Return the calls of a rollout's reference, followed by those that its simulated user was supposed to make."""
-    goals = [replace(goal, failed=False, changed=goal.kind in CHANGES) for goal in calls_in(rollout.reference, toolbox)]
+    goals = calls_in(rollout.reference, toolbox, are_goals=True)
     for step in rollout.task.facts.user_calls:
         goals.append(make_call(toolbox, step.name, step.arguments, "user", len(goals)))
     return goals
 
 
-def sourced_calls(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
-    """Return all calls in order, without results, with `unsourced` set."""
-    calls, texts = list[Call](), [text_of(message.get("content") or "") for message in rollout.messages]
-    for call in calls_in(rollout.messages, toolbox):
+def sourced(calls: Iterable[Call], messages: Sequence[Message]) -> list[Call]:
+    """The calls of a rollout without results, each with the arguments whose values stand in no earlier message."""
+    texts = [squeezed(text_of(message.get("content") or "")) for message in messages]
+    marked: list[Call] = []
+    for call in calls:
         before, unsourced = texts[: call.message], list[str]()
         for name, value in call.arguments.items():
-            parts = [part for part in leaves(value) if squeezed(part).strip()] if is_value(value) else []
+            words = words_of(value) if is_value(value) else []
             # Search each message by itself: joining all of them for every call takes quadratic time.
-            if not all(any(says(text, part) for text in before) for part in parts):
+            if not all(any(occurs(text, word) for text in before) for word in words):
                 unsourced.append(name)
-        calls.append(replace(call, result=None, unsourced=tuple(unsourced)))
-    return calls
+        marked.append(replace(call, result=None, unsourced=tuple(unsourced)))
+    return marked
 
 
 def handover_in(calls: Iterable[Call]) -> Call | None:

@@ -37,13 +37,13 @@ def view_repaired(rollout: Rollout, context: DiagnosisContext, world: World | No
     Raises:
         InfrastructureError: the world's worker failed.
     """
-    view, replay = RolloutView(rollout, context), logged_replay(rollout)
+    view = RolloutView(rollout, context)
     if world is not None:
-        return _Search(view, world, replay).view()
+        return _Search(view, world, logged_replay(rollout)).view()
+    if not rollout.reference:  # then nothing is missing and nothing is extra
+        return view
     owed = [text_of(value) for message in rollout.reference for value in message.get("informs", [])]
-    # Without a reference nothing is missing and nothing is extra.
-    edits = _differences(view, owed, replay) if rollout.reference else []
-    edits = tuple(edit for edit in edits if _may_cost_reward(edit, view))
+    edits = tuple(edit for edit in _differences(view, owed, logged_replay(rollout)) if _may_cost_reward(edit, view))
     view.repair = Repair(edits, edits)
     return view
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from captrain.capabilities.clauses import objects, violations
 from captrain.capabilities.edit_signs import REPEATS, is_twin
 from captrain.capabilities.faults import slip_of
-from captrain.capabilities.rules import INFRASTRUCTURE, LOG_RULES, RULES, SIMULATOR, SUSPECT, Grade, Verdict
+from captrain.capabilities.rules import (
+    INFRASTRUCTURE,
+    LOG_RULES,
+    RULES_OF_STEP,
+    SIMULATOR,
+    SUSPECT,
+    Grade,
+    Verdict,
+)
 from captrain.capabilities.suspicions import is_foreign, suspicions
 from captrain.capabilities.text import says, text_of
 from captrain.capabilities.toolbox import CHANGES, EFFECTS
@@ -131,7 +139,7 @@ def verdict_on(view: RolloutView, edit: Edit) -> Verdict:
 
 
 def _first(view: RolloutView, edit: Edit) -> Verdict:
-    return next(verdict for rule in RULES if (verdict := rule.applies(view, edit)))
+    return next(verdict for rule in RULES_OF_STEP[edit.step] if (verdict := rule.applies(view, edit)))
 
 
 def _root_of(view: RolloutView, edit: Edit) -> Edit:

@@ -8,11 +8,12 @@ missing need is not a proof: the rollout may have failed for another reason.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
-from captrain.capabilities.calls import Call, calls_in, order_traits, place_of, sourced_calls
+from captrain.capabilities.calls import Call, calls_in, order_traits, place_of, sourced
 from captrain.capabilities.occasions import Occasion
 from captrain.capabilities.rules import CAUSES, EXCESSES, FEATURES
 from captrain.capabilities.text import says, text_of
@@ -27,6 +28,8 @@ LEAST = 5
 """Minimum number of failed and of passed rollouts with the base of a feature."""
 FEWEST = 10
 """Minimum number of rollouts without a reference for learning needs."""
+SIGNS = 4096
+"""Features of which it is remembered whether they are a sign of a cause: nearly all rollouts share theirs."""
 
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
@@ -37,9 +40,9 @@ def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None"
 
 def has_solution(rollout: Rollout) -> bool:
     """Return whether a rollout has a reference, calls that its simulated user was supposed to make, or milestones."""
-    parts = rollout.score.parts if rollout.score else {}
-    is_followed = any(name.startswith("milestone") for name in parts)
-    return bool(rollout.reference or rollout.task.facts.user_calls or is_followed)
+    if rollout.reference or rollout.task.facts.user_calls:
+        return True
+    return rollout.score is not None and any(name.startswith("milestone") for name in rollout.score.parts)
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,11 @@ class Needs:
 
     def __init__(self, rollouts: Iterable[Rollout], toolbox: Toolbox) -> None:
         self._toolbox, tallies = toolbox, dict[str, Tally]()
+        self._is_sign = lru_cache(SIGNS)(lambda key: any(self._kind(key, holds) for holds in (False, True)))
         for rollout in rollouts:
             if rollout.outcome != "error":
-                traits = self._traits(rollout, sourced_calls(rollout, toolbox))
+                calls = calls_in(rollout.messages, toolbox)
+                traits = self._traits(rollout, calls, sourced(calls, rollout.messages))
                 tallies.setdefault(rollout.environment, Tally()).add(traits, rollout.outcome == "failed")
         self._needs = {name: [*self._of(tally)] for name, tally in tallies.items()}
 
@@ -106,8 +111,11 @@ class Needs:
         matches, causes = [words[:length] for length in range(len(words), 0, -1)], EXCESSES if holds else FEATURES
         return next((causes[words] for words in matches if words in causes), "")
 
-    def _traits(self, rollout: Rollout, calls: list[Call]) -> Traits:
-        """Return features of a rollout's calls, of the user's first message, and of records that the user describes."""
+    def _traits(self, rollout: Rollout, results: Sequence[Call], calls: list[Call]) -> Traits:
+        """Return features of a rollout's calls, of the user's first message, and of records that the user describes.
+
+        `results` are the calls as logged, `calls` the same as `sourced` gives them.
+        """
         traits = order_traits(calls)
         changes = [place for place, call in enumerate(calls) if call.kind in CHANGES]
         traits.bases |= {("change",)} if changes else set()
@@ -119,40 +127,21 @@ class Needs:
             for call in [call for call in calls if any(word.startswith(part) for part in WORD.findall(call.tool))]:
                 traits.hold(("asked", word, call.step), ("says", word))
             traits.bases.add(("says", word))
-        for name, misses in self._described(rollout).items():
+        for name, misses in _described(rollout, results).items():
             traits.bases.add(("listed", name))
             if not misses:
                 traits.hold(("described", name), ("listed", name))
-        holding = {k: v for k, v in traits.holding.items() if self._kind(k, holds=False) or self._kind(k, holds=True)}
-        return Traits(traits.bases, holding)
+        return Traits(traits.bases, {key: value for key, value in traits.holding.items() if self._is_sign(key)})
 
-    def _described(self, rollout: Rollout) -> Mapping[str, list[int]]:
-        """Return, for each argument, the messages of changes in which it names a wrong record.
+    def of(self, rollout: Rollout, results: Sequence[Call], calls: list[Call]) -> tuple[list[Lack], set[str]]:
+        """Return the needs that a rollout lacks, one per cause and step, and the causes that it could show.
 
-        These are arguments of changes that name one of several listed records, if the user's words describe one of the
-        records best. The record is wrong if it is not that one. The list of messages is empty if all changes are right.
+        Args:
+            rollout: with or without a reference.
+            results: its calls as logged.
+            calls: the same as `captrain.capabilities.sourced` gives them.
         """
-        acts = calls_in(rollout.messages, self._toolbox, ("assistant",))
-        arguments: dict[str, list[int]] = {}
-        changes = [act for act in acts if act.kind in CHANGES and not act.failed]
-        listings = [(peer.message, [{*leaves(record)} for record in _listed(peer.result)]) for peer in acts if changes]
-        for act in changes:
-            texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
-            words = "\n".join(texts)
-            for name, value in act.arguments.items():
-                for records in (records for place, records in listings if place < act.message):
-                    hits = [record for record in records if text_of(value) in record]
-                    if len(hits) == 1 and not says(words, value):
-                        scores = [sum(says(words, leaf) for leaf in record) for record in records]
-                        best, score = max(scores), scores[records.index(hits[0])]
-                        if scores.count(best) == 1:
-                            arguments.setdefault(name, []).extend([act.message] if score < best else [])
-        return arguments
-
-    def of(self, rollout: Rollout) -> tuple[list[Lack], set[str]]:
-        """Return the needs that a rollout lacks, one per cause and step, and the causes that it could show."""
-        calls = sourced_calls(rollout, self._toolbox)
-        traits = self._traits(rollout, calls)
+        traits = self._traits(rollout, results, calls)
         last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
         needs = self._needs.get(rollout.environment, [])
         occasions = {need.kind for need in needs if need.association.base in traits.bases}
@@ -160,7 +149,7 @@ class Needs:
         for need in [need for need in needs if traits.shows(need.association)]:
             key, message = need.association.key, last
             if key[0] == "described":
-                message = self._described(rollout)[key[1]][0]
+                message = _described(rollout, results)[key[1]][0]
             elif need.kind not in ("missing_write", "missing_escalation"):
                 message = place_of(key, calls).message
             lacks.setdefault((need.kind, *_subject(key)), Lack(need, message))
@@ -171,7 +160,10 @@ class Needs:
 
     def found(self, rollout: Rollout) -> dict[str, Occasion]:
         """Return cause -> surest occasion, for causes that a rollout without a reference could show, roots first."""
-        lacks, occasions = ([], set[str]()) if has_solution(rollout) else self.of(rollout)
+        lacks, occasions = list[Lack](), set[str]()
+        if not has_solution(rollout):
+            calls = calls_in(rollout.messages, self._toolbox)
+            lacks, occasions = self.of(rollout, calls, sourced(calls, rollout.messages))
         found: dict[str, Occasion] = {}
         for lack in lacks:
             key = lack.need.association.key
@@ -180,6 +172,35 @@ class Needs:
             found.setdefault(lack.need.kind, Occasion(True, lack.need.evidence, lack.message, tools, arguments))
         present = Occasion(False, "nothing that most passed rollouts have is lacking", 0)
         return found | {kind: present for kind in sorted(occasions - found.keys())}
+
+
+def _described(rollout: Rollout, calls: Iterable[Call]) -> Mapping[str, list[int]]:
+    """Return, for each argument, the messages of changes in which it names a wrong record.
+
+    These are arguments of changes that name one of several listed records, if the user's words describe one of the
+    records best. The record is wrong if it is not that one. The list of messages is empty if all changes are right.
+    """
+    acts = [call for call in calls if call.by == "assistant"]
+    arguments: dict[str, list[int]] = {}
+    changes = [act for act in acts if act.kind in CHANGES and not act.failed]
+    if not changes:
+        return arguments
+    listings = [(peer.message, [{*leaves(record)} for record in _listed(peer.result)]) for peer in acts]
+    listings = [(place, records) for place, records in listings if records]
+    if not listings:
+        return arguments
+    for act in changes:
+        texts = [text_of(m.get("content") or "") for m in rollout.messages[: act.message] if m["role"] == "user"]
+        words = "\n".join(texts)
+        for name, value in act.arguments.items():
+            for records in (records for place, records in listings if place < act.message):
+                hits = [record for record in records if text_of(value) in record]
+                if len(hits) == 1 and not says(words, value):
+                    scores = [sum(says(words, leaf) for leaf in record) for record in records]
+                    best, score = max(scores), scores[records.index(hits[0])]
+                    if scores.count(best) == 1:
+                        arguments.setdefault(name, []).extend([act.message] if score < best else [])
+    return arguments
 
 
 def _subject(key: Key) -> Key:

@@ -36,9 +36,10 @@ def slipped(view: RolloutView) -> Iterator[LogSign]:
 
 def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
     """The rollout ends with at least `CALLS` equal calls with equal results, and no message follows."""
-    is_cut = bool(view.messages) and view.messages[-1]["role"] == "tool" and view.handover is None
+    if not view.messages or view.messages[-1]["role"] != "tool" or view.handover or not view.rollout.reference:
+        return
     streak = [*takewhile(lambda act: act.equals(view.acts[-1]) and act.result == view.acts[-1].result, view.acts[::-1])]
-    if is_cut and view.rollout.reference and len(streak) >= CALLS:
+    if len(streak) >= CALLS:
         evidence = f"{streak[0]} was called {len(streak)} times in a row with the same result, and then nothing follows"
         yield streak[-2].message, evidence, (streak[0].tool,)
 
@@ -102,9 +103,9 @@ def _unused_lookup(view: RolloutView) -> str | None:
 def standing_repeated(view: RolloutView) -> Iterator[LogSign]:
     """The agent repeats a status that only the user has claimed, and never made the look-up that shows it."""
     unused = _unused_lookup(view)
-    results = "\n".join(plain(text_of(act.result)) for act in view.acts)
     if unused is None or not view.is_lacking:
         return
+    results = "\n".join(plain(text_of(act.result)) for act in view.acts)
     for place in view.users():
         standings = [match.group() for match in STANDING.finditer(plain(view.text(place)))]
         for reply in view.replies():
@@ -118,12 +119,14 @@ def standing_repeated(view: RolloutView) -> Iterator[LogSign]:
 
 def means_denied(view: RolloutView) -> Iterator[LogSign]:
     """The agent says that it cannot look something up, and never calls a read tool that the reference calls."""
+    unused = _unused_lookup(view)
+    if unused is None or not view.pairs:
+        return
     replies = [(place, view.text(place)) for place in view.replies()]
     handovers = [act for act in view.acts if act.kind == "handover"]
     words = [*replies, *((a.message, text) for a in handovers for text in (view.text(a.message), text_of(a.arguments)))]
     disclaimers = sorted((place, text) for place, text in words if DISCLAIMER.search(plain(text)))
-    unused = _unused_lookup(view)
-    if unused is not None and disclaimers and view.pairs:
+    if disclaimers:
         place, text = disclaimers[0]
         sentence = next((part for part in SENTENCE.split(text) if DISCLAIMER.search(plain(part))), text)
         yield place, f"{unused} was never called, and the assistant says: {quoted(sentence)}", (unused,)

@@ -87,6 +87,10 @@ class Vocabulary:
         return frozenset(word for value in self.values for word in WORD.findall(squeezed(value)))
 
 
+NO_VALUES = Vocabulary(())
+"""Where no reference tells users values."""
+
+
 def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """Arises for each write on a record that the reference reads first.
 

@@ -40,7 +40,10 @@ class _Reader:
     def occasions(self, name: str, slug: str, vocabulary: Vocabulary) -> list[Occasion]:
         """Return the occasions on which a rollout could show a cause."""
         by_contrast = self._by_contrast(name)
-        return CAUSES[slug].find(self.views[name], vocabulary) + ([by_contrast[slug]] if slug in by_contrast else [])
+        return [
+            *CAUSES[slug].find(self.views[name], vocabulary),
+            *([by_contrast[slug]] if slug in by_contrast else []),
+        ]
 
 
 class ProgrammaticAnalyst:

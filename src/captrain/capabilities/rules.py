@@ -29,7 +29,7 @@ import captrain.capabilities.log_signs as logs
 import captrain.capabilities.occasions as occasions
 from captrain.capabilities.edit_signs import Sign
 from captrain.capabilities.log_signs import LogSign
-from captrain.capabilities.occasions import Occasion, Vocabulary
+from captrain.capabilities.occasions import NO_VALUES, Occasion, Vocabulary
 from captrain.capabilities.view import Edit, RolloutView
 
 SIMULATOR, SUSPECT, INFRASTRUCTURE = "user_simulator_fault", "suspect_reference", "infrastructure"
@@ -80,17 +80,13 @@ class Cause:
     deed: str = ""
     is_unreferenced: bool = False
 
-    def find(self, view: RolloutView, values: Vocabulary) -> list[Occasion]:
+    def find(self, view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         """Return all occasions of a rollout."""
-        return [occasion for find in self.occasions for occasion in find(view, values)]
+        return (occasion for find in self.occasions for occasion in find(view, values))
 
     def lapse(self, view: RolloutView, values: Vocabulary) -> Occasion | None:
         """Return the first occasion that went wrong; None if all went right."""
         return next((occasion for occasion in self.find(view, values) if occasion.lacking), None)
-
-    def could_show(self, view: RolloutView) -> bool:
-        """Return whether a rollout has at least one occasion of the cause."""
-        return any(True for find in (*self.occasions, *self.further_occasions) for _ in find(view, Vocabulary(())))
 
 
 CAUSES = {
@@ -336,9 +332,9 @@ class Rule:
     is_traced: bool = False
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
-        """Return the verdict on an edit, or on the whole rollout if `edit` is None. None if the rule does not apply."""
+        """The verdict on an edit of the rule's steps, or with None on the whole rollout."""
         found, tools = None, tuple[str, ...]()
-        if edit is not None and self.sign is not None and edit.step in self.steps:
+        if edit is not None and self.sign is not None:
             found = self.sign(view, edit)
             calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
             tools = tuple(dict.fromkeys(call.tool for call in calls))
@@ -364,7 +360,7 @@ def unmet(find: Occasions) -> Callable[[RolloutView], Iterator[LogSign]]:
     """Return a sign that yields the first unmet milestone among the occasions of `find`."""
 
     def sign(view: RolloutView) -> Iterator[LogSign]:
-        for occasion in find(view, Vocabulary(())):
+        for occasion in find(view, NO_VALUES):
             if occasion.lacking:
                 yield occasion.message, occasion.evidence, occasion.tools
                 return
@@ -440,8 +436,14 @@ RULES = (
     Rule("over_escalation", 302, log_sign=logs.transfer_not_due, is_inherent=True),
 )
 """All rules, in the order of their ranks."""
+FINDERS = tuple(
+    dict.fromkeys(find for cause in CAUSES.values() for find in (*cause.occasions, *cause.further_occasions))
+)
+"""All functions that find occasions. Several causes share some."""
 LOG_RULES = tuple(rule for rule in RULES if rule.log_sign)
 """The rules for whole rollouts."""
+RULES_OF_STEP = {step: tuple(rule for rule in RULES if step in rule.steps) for step in ALL}
+"""Those that look at an edit, by its kind of step."""
 FEATURES: dict[tuple[str, ...], str] = {
     ("after", "write", "read"): "missing_lookup",
     ("same", "write", "read"): "missing_lookup",
@@ -466,3 +468,11 @@ EXCESSES: dict[tuple[str, ...], str] = {
 }
 """Feature that passed rollouts lack -> cause of a failed rollout that has it. For example, passed rollouts compute a
 value, and the failed one copies it from an earlier message: the value is computed wrongly."""
+
+
+def possible_causes(view: RolloutView) -> set[str]:
+    """The causes that a rollout could show: those with an occasion in it."""
+    arising = {find for find in FINDERS if any(True for _ in find(view, NO_VALUES))}
+    return {
+        slug for slug, cause in CAUSES.items() if not arising.isdisjoint((*cause.occasions, *cause.further_occasions))
+    }

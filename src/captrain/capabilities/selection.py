@@ -232,8 +232,9 @@ def _resampled(verdicts: Verdicts, resamples: int, seed: int) -> tuple[Floats, F
     for start in range(0, resamples, size):
         part = slice(start, min(start + size, resamples))
         weights = generator.multinomial(tasks, chances, size=part.stop - start).astype(float)
+        sums = terms.reshape(-1, tasks) @ weights.T
         for row in range(rows):
-            gaps[row, part] = _rates(terms[row] @ weights.T)[2]
+            gaps[row, part] = _rates(sums[5 * row : 5 * row + 5])[2]
             if proven is not None:
                 shares[row, part] = _share(weights @ proven[row], weights @ failed)
     return gaps, shares

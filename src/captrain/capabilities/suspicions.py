@@ -47,11 +47,12 @@ def is_foreign(view: RolloutView) -> bool:
     It does if the user names identifiers and none of the script's identifiers occur in the log. Of the reference's
     identifiers at most one in `COMMON` may occur; none if there is no script.
     """
+    is_read = any(act.kind == "read" and not act.failed for act in view.acts)
+    if not is_read or not any(identifiers_in(view.text(place), LONG) for place in view.users()):
+        return False
     script = {*identifiers_in(view.facts.script, LONG)}
     reference = {*identifiers_in("\n".join(text_of(goal.arguments) for goal in view.expected), LONG)}
     dialogue = "\n".join(text_of(message) for message in view.messages)
-    spoken = {code for place in view.users() for code in identifiers_in(view.text(place), LONG)}
-    reads = [act for act in view.acts if act.kind == "read" and not act.failed]
-    if not reads or not spoken or len(script | reference) < 2 or any(code in dialogue for code in script):
+    if len(script | reference) < 2 or any(code in dialogue for code in script):
         return False
     return sum(code in dialogue for code in reference) <= (len(reference) / COMMON if script else 0)

@@ -102,12 +102,17 @@ def squeezed(text: str) -> str:
 
 def says(text: str, value: object) -> bool:
     """Return whether the text has every string and number of the value as whole words; False for an empty value."""
-    text, words = squeezed(text), [squeezed(leaf).strip() for leaf in leaves(value)]
-    words = [word for word in words if word]
-    return bool(words) and all(_occurs(text, word) for word in words)
+    text, words = squeezed(text), words_of(value)
+    return bool(words) and all(occurs(text, word) for word in words)
 
 
-def _occurs(text: str, word: str) -> bool:
+def words_of(value: object) -> list[str]:
+    """The strings and numbers of a value as `squeezed` text, without blank ones."""
+    return [word for leaf in leaves(value) if (word := squeezed(leaf).strip())]
+
+
+def occurs(text: str, word: str) -> bool:
+    """Tell whether the text holds the word as whole words; both are `squeezed`."""
     # People leave out the mark of "#W123", but a bare 12 need not be "#12".
     word = word[1:] if word[0] == "#" and word[1:2].isascii() and word[1:2].islower() else word
     word = word[:-2] if WHOLE.fullmatch(word) else word

@@ -234,19 +234,31 @@ class RolloutView:
         """The reason why the dialogue ended, in words."""
         return self.facts.ending.replace("_", " ")
 
+    @cached_property
+    def _words(self) -> list[str]:
+        return [text_of(message.get("content") or "") for message in self.messages]
+
+    @cached_property
+    def _users(self) -> list[int]:
+        return [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+
+    @cached_property
+    def _replies(self) -> list[int]:
+        return [index for index, message in enumerate(self.messages) if is_reply(message)]
+
     def text(self, index: int) -> str:
         """Return the text of a message."""
-        return text_of(self.messages[index].get("content") or "")
+        return self._words[index]
 
-    def users(self, before: int | None = None) -> list[int]:
+    def users(self, before: int = PAST_END) -> list[int]:
         """Return the indices of the user's messages before message `before`; None: of all."""
-        return [index for index, message in enumerate(self.messages[:before]) if message["role"] == "user"]
+        return [index for index in self._users if index < before]
 
-    def replies(self, before: int | None = None) -> list[int]:
+    def replies(self, before: int = PAST_END) -> list[int]:
         """Return the indices of the assistant's messages to the user before message `before`; None: of all."""
-        return [index for index, message in enumerate(self.messages[:before]) if is_reply(message)]
+        return [index for index in self._replies if index < before]
 
-    def user_before(self, before: int | None = None) -> str:
+    def user_before(self, before: int = PAST_END) -> str:
         """Return the text of all user messages before message `before`; None: of all."""
         return "\n".join(self.text(index) for index in self.users(before))
 
@@ -348,7 +360,8 @@ class RolloutView:
 
     @cached_property
     def _texts(self) -> list[tuple[str, int, str]]:
-        return [(message["role"], place, self.text(place)) for place, message in enumerate(self.messages)]
+        roles = [message["role"] for message in self.messages]
+        return [*zip(roles, range(len(roles)), self._words, strict=True)]
 
     def seen(self, value: object, before: int, *roles: str) -> list[int]:
         """Return the indices of the messages of these roles before message `before` that contain the value."""

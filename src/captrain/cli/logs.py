@@ -1,5 +1,6 @@
 """The command that diagnoses the logs of an agent."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,6 +145,8 @@ def diagnose(
 
     The output folder also gets every cause, label and count as JSON. It works offline, without a model.
     """
+    # The threads of numpy's BLAS wait busily, and the matrices here are small. It is not loaded yet.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     require_folder(out)
     require_apart(out)
     if dry_run and analyst != "openai":

@@ -69,10 +69,13 @@ class StreamedLabels:
     explained: Spool[DiagnosedRollout]
 
     @property
-    def rows(self) -> Iterator[DiagnosedLabels]:
-        """One row for each run and rollout, run by run. The labels of a program are the same in each run."""
+    def lines(self) -> Iterator[str]:
+        """The JSON of a `DiagnosedLabels` for each run and rollout, run by run.
+
+        Labels of a program are the same in each run, so a rollout's lines differ only in the run and the count.
+        """
         kinds = [candidate.id for candidate in self.candidates]
-        labelled = Spool(DiagnosedLabels)
+        labelled, suspect = Spool(DiagnosedLabels), bytearray()
         for row in self.explained:
             if row.outcome != "error" and row.standing in ("contrasted", "suspect"):
                 labelled.add(
@@ -86,10 +89,13 @@ class StreamedLabels:
                         suspect=row.standing == "suspect",
                     )
                 )
+                suspect.append(row.standing == "suspect")
         for run, counts in enumerate(self.verdicts.counts):
             draws = iter(counts)
-            for row in labelled:
-                yield row.model_copy(update={"run": run, "count": 0 if row.suspect else int(next(draws))})
+            for line, is_suspect in zip(labelled.lines, suspect, strict=True):
+                # A quotation mark inside a text is escaped, so the first match is the field.
+                line = line.replace('"run":0,', f'"run":{run},', 1)
+                yield line if is_suspect else line.replace(',"count":0,', f',"count":{next(draws)},', 1)
 
 
 def label_of(row: DiagnosedRollout, kind: str) -> Label:

@@ -36,7 +36,7 @@ from captrain.capabilities import (
     order_traits,
     place_of,
     prompt_line,
-    sourced_calls,
+    sourced,
     text_of,
 )
 from captrain.contract import calls_of
@@ -160,7 +160,8 @@ class Collection:
 
     def add(self, row: DiagnosedRollout, rollout: Rollout) -> None:
         """Count a rollout. If its reference is suspect, count only the fault of the reference."""
-        calls, view = sourced_calls(rollout, self._toolbox), bare_view(rollout, self._toolbox)
+        view = bare_view(rollout, self._toolbox)
+        calls = sourced(view.calls, rollout.messages)
         failed, counts = row.outcome == "failed", row.standing != "suspect"
         tasks, faults = _task_traits(rollout, view), [*_faults_of(row)]
         if counts:
@@ -169,8 +170,8 @@ class Collection:
             self._order.add(order_traits(calls), failed)
             self._seen.add(_seen_traits(row), failed)
         if not faults and self._needs and not has_solution(rollout):
-            faults = [_fault_of(lack) for lack in self._needs.of(rollout)[0]]
-        reads = [call for call in calls_in(rollout.reference, self._toolbox) if call.kind == "read"]
+            faults = [_fault_of(lack) for lack in self._needs.of(rollout, view.calls, calls)[0]]
+        reads = [call for call in calls_in(rollout.reference, self._toolbox) if call.kind == "read"] if faults else []
         quoted = [
             fault.model_copy(
                 update={

@@ -20,7 +20,7 @@ from captrain.diagnosis.diagnosis import FEW
 from captrain.diagnosis.rollouts import diagnose_rollouts
 from captrain.diagnosis.synthesis import PER_TOKEN, AskingCost
 from captrain.interop import Logs
-from captrain.records import Rollout, publish, publish_json
+from captrain.records import Rollout, publish, publish_json, publish_lines
 from captrain.run import Component, ModelAccess, SelectionSettings, build, user_outputs
 
 ANALYST = "captrain.capabilities.openai.OpenAIAnalyst"
@@ -78,7 +78,7 @@ def judge(
     agreement = measure_agreement(analyst, labels, rollouts, logs.tools)
     usage: dict[str, int] = getattr(analyst, "usage", {})
     with user_outputs(out) as aside:
-        publish(aside / "rollouts.jsonl", logs.rollouts)
+        publish_lines(aside / "rollouts.jsonl", logs.rollouts.lines)
         publish_json(aside / "tools.json", logs.known_tools)
         publish_json(aside / "selection.json", report)
         publish(aside / "candidates.jsonl", candidates)

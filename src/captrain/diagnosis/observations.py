@@ -132,7 +132,7 @@ def last_check_failed(view: RolloutView) -> Noted:
 
 def repeated(view: RolloutView) -> Noted:
     """One call was made at least `REPEATS` times with the same result."""
-    for calls in view.equal_calls:
+    for calls in [calls for calls in view.equal_calls if len(calls) >= REPEATS]:
         [(result, _)] = Counter(text_of(call.result) for call in calls).most_common(1)
         peers = [call for call in calls if text_of(call.result) == result and call.by == "assistant"]
         if len(peers) >= REPEATS:

@@ -26,7 +26,18 @@ from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS
 from captrain.diagnosis.rollouts import DiagnosedRollout, Standing
-from captrain.records import Message, Record, Rollout, as_markdown, counted, plain, publish, publish_json, publish_text
+from captrain.records import (
+    Message,
+    Record,
+    Rollout,
+    as_markdown,
+    counted,
+    plain,
+    publish,
+    publish_json,
+    publish_lines,
+    publish_text,
+)
 from captrain.run import user_outputs
 from captrain.statistics import wilson
 
@@ -76,14 +87,14 @@ class Suspect(Record):
 def verdict_of(diagnosis: Diagnosis) -> str:
     """Say how many rollouts passed, failed and were left out."""
     account, logs = diagnosis.account, diagnosis.logs
-    outcomes = Counter(row.outcome for row in diagnosis.diagnosed.rollouts)
+    passed = len(logs.rollouts) - account.failures - account.standings["error"]
     parts = {
         "without a verdict (error)": account.standings["error"],
         "stopped at a limit of steps, time or tokens": account.standings["limit"],
         "with a fault of the simulated user": account.standings["spoilt"],
         "with a suspect reference": account.standings["suspect"],
     }
-    counts = [f"{outcomes['passed']} passed", f"{outcomes['failed']} failed"]
+    counts = [f"{passed} passed", f"{account.failures} failed"]
     counts += [f"{number} {words}" for words, number in parts.items() if number]
     counts += [f"{counted(account.unexplained, 'failure')} unexplained"] if account.unexplained else []
     counts += [f"{counted(logs.unread, 'entry')} unreadable"] if logs.unread else []
@@ -148,19 +159,19 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
     """
     with user_outputs(out, OUTPUTS) as aside:
         advice, labels = advise(diagnosis, out) if advice is None else advice, diagnosis.labels
-        rows = diagnosis.diagnosed.rollouts
+        rows, account = diagnosis.diagnosed.rollouts, diagnosis.account
         suspects = (
             Suspect(rollout=row.rollout, task=row.task, trial=row.trial, outcome=row.outcome, reasons=row.suspicions)
-            for row in rows
+            for row in (rows if account.standings["suspect"] else ())
             if row.suspicions
         )
         _publish_reports(diagnosis, advice, aside)
-        publish(aside / "rollouts.jsonl", diagnosis.logs.rollouts)
+        publish_lines(aside / "rollouts.jsonl", diagnosis.logs.rollouts.lines)
         publish_json(aside / "tools.json", diagnosis.logs.known_tools)
-        publish(aside / "causes.jsonl", rows)
+        publish_lines(aside / "causes.jsonl", rows.lines)
         publish(aside / "suspects.jsonl", suspects)
         publish(aside / "candidates.jsonl", labels.candidates if labels else [])
-        publish(aside / "labels.jsonl", labels.rows if labels else [])
+        publish_lines(aside / "labels.jsonl", labels.lines if labels else [])
         publish_json(aside / "advice.json", [asdict(entry) for entry in advice])
         if diagnosis.report is not None:
             publish_json(aside / "selection.json", diagnosis.report)
@@ -171,14 +182,17 @@ def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] 
 def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) -> None:
     """Write report.md and report.html."""
     account, logs = diagnosis.account, diagnosis.logs
-    failures, count, reported = list[FailureCard](), 0, 0
+    failures, count, left = list[FailureCard](), 0, LIST_LENGTH
     for row, rollout in zip(diagnosis.diagnosed.rollouts, logs.rollouts, strict=True):
         if row.outcome == "failed":
             # The page also shows spoilt rollouts; report.md lists them among those left out.
-            count, reported = count + 1, reported + (row.standing not in NOT_COMPARED)
-            is_reported = row.standing not in NOT_COMPARED and reported <= LIST_LENGTH
+            count += 1
+            is_reported = row.standing not in NOT_COMPARED and left > 0
+            left -= is_reported
             if count <= LIST_LENGTH or is_reported:
                 failures.append(_failure(row, rollout, f"failure-{count}", is_reported))
+        if count >= LIST_LENGTH and not left:
+            break
     groups: dict[str, list[FailureCard]] = {kind: [] for kind, _ in account.shares} | {UNEXPLAINED: []}
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
@@ -211,8 +225,8 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         # Agents share tasks and trials. A name that fits several failures gets no link.
         "anchors": {card.row.place: card.anchor for card in failures[:LIST_LENGTH] if places[card.row.place] == 1},
         "meanings": MEANINGS,
-        "more": max(0, count - LIST_LENGTH),
-        "reported": reported,
+        "more": max(0, account.failures - LIST_LENGTH),
+        "reported": account.failures - account.standings["limit"] - account.standings["spoilt"],
         "limit": LIST_LENGTH,
         "counted": counted,
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),

@@ -22,6 +22,7 @@ from captrain.capabilities import (
     CLAUSES_PAGE,
     INFRASTRUCTURE,
     LIMIT,
+    NO_VALUES,
     SIMULATOR,
     Clauses,
     DiagnosisContext,
@@ -33,11 +34,11 @@ from captrain.capabilities import (
     RecordBook,
     RolloutView,
     Toolbox,
-    Vocabulary,
     calls_in,
     explain,
     learn_needs,
     learn_toolbox,
+    possible_causes,
     view_repaired,
 )
 from captrain.contract import CheckedEnvironment, calls_of
@@ -422,7 +423,6 @@ def _explained(
     of_agent = [cause for cause in causes if CAUSES[cause.cause].of_agent]
     unsure = {verdict.cause for verdict in explanation.observations}
     lacking = of_agent if view.repair.proven else [c for c in _label_causes(view, of_agent) if c.cause not in unsure]
-    could = {slug for slug, kind in CAUSES.items() if kind.could_show(view)}
     failed = rollout.outcome == "failed"
     standing: Standing = "suspect" if explanation.suspicions else "contrasted"
     if failed and causes and causes[0].cause == SIMULATOR and standing == "contrasted":
@@ -441,7 +441,7 @@ def _explained(
             ],
             "doubts": [*_doubts(view, world)] if rollout.outcome == "passed" else [],
             "suspicions": [*explanation.suspicions],
-            "occasions": sorted(could | found.keys() | {cause.cause for cause in lacking}),
+            "occasions": sorted(possible_causes(view) | found.keys() | {cause.cause for cause in lacking}),
             "lacking": lacking,
             "tools": sorted({tool for cause in explanation.causes if cause.of_agent for tool in cause.tools}),
             "ended_by": explanation.ended_by,
@@ -486,7 +486,7 @@ def _label_causes(view: RolloutView, of_agent: Sequence[RolloutCause]) -> Iterat
     """
     for slug, kind in CAUSES.items():
         is_compared = bool(kind.occasions) and not kind.is_unreferenced
-        lapse = kind.lapse(view, Vocabulary(())) if is_compared else None
+        lapse = kind.lapse(view, NO_VALUES) if is_compared else None
         # Beside the analyst's label, only the contrast with passed rollouts counts. Without a label, every rule counts.
         causes = [cause for cause in of_agent if cause.cause == slug]
         causes = [cause for cause in causes if not is_compared or cause.grade is Grade.CONTRAST]

@@ -26,6 +26,7 @@ from .publication import publish as publish
 from .publication import publish_bytes as publish_bytes
 from .publication import publish_folder as publish_folder
 from .publication import publish_json as publish_json
+from .publication import publish_lines as publish_lines
 from .publication import publish_text as publish_text
 from .record import Capability as Capability
 from .record import CheckResult as CheckResult

@@ -86,11 +86,16 @@ def publish_json(path: Path, value: object) -> None:
 
 def publish(path: Path, records: Iterable[Record]) -> None:
     """Write records as JSON lines, atomically. They are written one by one, so an iterator needs little memory."""
+    forms = forms_of_environment()
+    publish_lines(path, (_line_of(record, forms) for record in records))
+
+
+def publish_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of a `Spool` atomically: secrets are removed from them already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with place_aside(path, f".{os.getpid()}") as aside:
         with aside.open("w", encoding="utf-8") as file:
-            forms = forms_of_environment()
-            file.writelines(_line_of(record, forms) for record in records)
+            file.writelines(lines)
         aside.replace(path)
 
 
@@ -115,9 +120,17 @@ class Spool(Generic[R]):
         return self._count
 
     def __iter__(self) -> Iterator[R]:
+        return map(self._kind.model_validate_json, self._lines())
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The records as lines of JSON, without secrets of the environment."""
+        return map(bytes.decode, self._lines())
+
+    def _lines(self) -> Iterator[bytes]:
         offset = 0
         while offset < self._end:
             self._file.seek(offset)  # another reader or writer may have moved the file position
             line = self._file.readline()
             offset += len(line)
-            yield self._kind.model_validate_json(line)
+            yield line

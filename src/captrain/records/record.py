@@ -95,6 +95,8 @@ class TaskFacts:
     @classmethod
     def read(cls, data: JsonObject) -> "TaskFacts":
         """Read the facts in a task's data. A field of an unexpected form is another benchmark's and is ignored."""
+        if data.keys().isdisjoint(cls.__dataclass_fields__):
+            return NO_FACTS
         steps = [step for step in _list(data.get("user_calls")) if isinstance(step, dict)]
         return cls(
             script=_text(data.get("script")),
@@ -119,6 +121,9 @@ class TaskFacts:
             expected=tuple(Expected(name, _text(value)) for name, value in _object(data.get("expected")).items()),
             submission=_text(data.get("submission")),
         )
+
+
+NO_FACTS = TaskFacts()
 
 
 def _is_milestone(entry: JsonObject) -> bool:

@@ -113,7 +113,9 @@ def require_file_name(text: str, place: str) -> str:
 
 def leaves(value: object) -> Iterator[str]:
     """Yield the strings and numbers inside a JSON value, as text and in order."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):  # most values are, and it takes least time to tell
+        yield value
+    elif isinstance(value, Mapping):
         for element in value.values():
             yield from leaves(element)
     elif isinstance(value, list | tuple):
