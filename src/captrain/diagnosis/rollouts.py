@@ -462,7 +462,7 @@ def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Re
 def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
     """Why a passed rollout should not have passed. With a world, an agent that does nothing is played."""
     yield from _remarks(view, DOUBTS)
-    if world is not None and view.repair.passes and world.play([Replay(())])[0].passed:
+    if world is not None and view.repair.passes and world.passes(Replay(())):
         yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
 
 
