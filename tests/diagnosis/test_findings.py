@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, installing
+from captrain.capabilities import bare_view, sourced
 from captrain.cli.app import app
 from captrain.cli.logs import benchmark_of_project
 from captrain.contract import tool_call
@@ -133,13 +134,13 @@ def test_a_look_up_before_any_change_is_a_need_of_those_changes_that_each_show_i
     for entry in chats[:7] + chats[14:20]:
         call = entry["messages"][-3]["tool_calls"][0]["function"]
         call["name"] = "flood"
-    needs = diagnosed(tmp_path, chats).diagnosed.needs
+    found_in = diagnosed(tmp_path, chats).diagnosed
+    needs, found = found_in.needs, set[str]()
     assert needs is not None
-    found = {
-        lack.need.association.name
-        for rollout in read_logs([tmp_path / "log.jsonl"]).rollouts
-        for lack in needs.of(rollout)[0]
-    }
+    for rollout in read_logs([tmp_path / "log.jsonl"]).rollouts:
+        calls = bare_view(rollout, found_in.toolbox).calls
+        lacks, _ = needs.of(rollout, calls, sourced(calls, rollout.messages))
+        found |= {lack.need.association.name for lack in lacks}
     assert found == {"flood without an earlier bed_plan", "open_valve without an earlier bed_plan"}
 
 
@@ -278,6 +279,9 @@ class World:
             Replayed(("ok",) * len(made), (False,) * len(made), (True,) * len(made), {}, "restart" in made)
             for made in tools
         ]
+
+    def passes(self, replay: Replay) -> bool:
+        return self.play([replay])[0].passed
 
 
 class Strict(World):

@@ -77,7 +77,15 @@ class World(Protocol):
     def kinds(self) -> Mapping[str, ToolKind]: ...  # noqa: D102
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
-        """Play each replay in a fresh world of the task. A search sends tens at once.
+        """Play each replay in a fresh world of the task.
+
+        Raises:
+            InfrastructureError: the benchmark's worker failed.
+        """
+        ...
+
+    def passes(self, replay: Replay) -> bool:
+        """Return whether a replay passes, without asking what its calls change, which may take further plays.
 
         Raises:
             InfrastructureError: the benchmark's worker failed.
@@ -149,11 +157,8 @@ class _Course:
             else:
                 self.closings.append(text)
         self.keys = [key_of(placed.call) for placed in self.calls]
-
-    @property
-    def texts(self) -> list[str]:
+        self.texts = tuple(text for text in (*self.contents.values(), *self.closings) if text.strip())
         """All texts that are not blank."""
-        return [text for text in (*self.contents.values(), *self.closings) if text.strip()]
 
 
 class Dialogue:
@@ -176,7 +181,7 @@ class Dialogue:
         calls = [call for call in replay.calls if call.by == "assistant"]
         keys = [key_of(call) for call in calls]
         logged, reference = self._logged, self._reference
-        if keys == reference.keys and Counter(replay.texts) != Counter(logged.texts):
+        if keys == reference.keys and sorted(replay.texts) != sorted(logged.texts):
             entries = [placed.with_call(call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
         # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.
@@ -238,7 +243,8 @@ def _written(
         closings: texts that close turns beyond the course's.
         least: minimum number of turns.
     """
-    further = list((Counter(replay.texts) - Counter(course.texts)).elements())
+    is_told = replay.texts == course.texts  # as in most replays; counting takes long
+    further = [] if is_told else list((Counter(replay.texts) - Counter(course.texts)).elements())
     turns = max([least, len(course.closings), *(entry.turn + 1 for entry in placed)])
     closings = [*course.closings, *closings[len(course.closings) :], *[""] * turns]
     messages: list[Message] = []

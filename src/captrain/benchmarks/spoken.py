@@ -100,7 +100,11 @@ class DialogueWorld:
         return tuple(phrases)
 
     def _passes(self, texts: tuple[str, ...]) -> bool:
-        return self._outcomes([Replay(self.reference, texts)])[0].passed
+        return self.passes(Replay(self.reference, texts))
+
+    def passes(self, replay: Replay) -> bool:
+        """See `captrain.benchmarks.World.passes`."""
+        return self._outcomes([replay])[0].passed
 
     def play(self, replays: Sequence[Replay]) -> list[Replayed]:
         """See `captrain.benchmarks.World.play`. Calls after the episode's end count as refused. So do calls of the

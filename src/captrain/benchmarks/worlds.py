@@ -250,6 +250,10 @@ class CallWorld:
         self._known |= {key: outcome for key, outcome in zip(keys, outcomes, strict=True) if key is not None}
         return outcomes
 
+    def passes(self, replay: Replay) -> bool:
+        """See `captrain.benchmarks.World.passes`."""
+        return self.play([replay])[0].passed
+
     def _key(self, replay: Replay) -> tuple[bool, tuple[str, ...], bool] | None:
         is_shared = not replay.calls or replay.calls == self.reference
         return (bool(replay.calls), replay.texts, replay.ended) if is_shared else None

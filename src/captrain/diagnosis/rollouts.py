@@ -473,7 +473,7 @@ def _remarks(view: RolloutView, entries: tuple[Observation, ...]) -> Iterator[Re
 def _doubts(view: RolloutView, world: World | None) -> Iterator[Remark]:
     """Yield reasons why a passed rollout should not have passed. One is that an idle agent passes too, by replay."""
     yield from _remarks(view, DOUBTS)
-    if world is not None and view.repair.passes and world.play([Replay(())])[0].passed:
+    if world is not None and view.repair.passes and world.passes(Replay(())):
         yield Remark(name="nothing_to_do", message=view.last, evidence="replayed without a call, it passes, too")
 
 
