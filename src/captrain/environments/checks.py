@@ -39,6 +39,7 @@ from captrain.environments.probes import (
     visible_text,
 )
 from captrain.environments.sandbox.forkserver import MODULES
+from captrain.environments.worded import ANSWER
 from captrain.errors import EnvironmentFault
 from captrain.records import CheckResult, Message, Rollout, Score, Task, digest, leaves, read_bytes
 
@@ -576,8 +577,8 @@ def knowing_nothing(evidence: Evidence) -> CheckResult:
 def guessing(evidence: Evidence) -> CheckResult:
     """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance."""
     player = adversary(evidence)
-    listed = [view.listed for view in player.views if len(view.listed) >= FEWEST]
-    rights = [view.right for view in player.views if len(view.listed) >= FEWEST]
+    lists = [view for view in player.views if len(view.listed) >= FEWEST and (view.opened or view.key != ANSWER)]
+    listed, rights = [view.listed for view in lists], [view.right for view in lists]
     for end, name in ((0, "first"), (-1, "last")):
         same = mean(float(values[end] == right) for values, right in zip(listed, rights, strict=True))
         if len(listed) >= FEWEST and same > PREDICTED:
