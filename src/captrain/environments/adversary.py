@@ -243,7 +243,9 @@ def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
 def _changed(
     solution: Sequence[Message], broken: Sequence[Message], tells: set[str]
 ) -> tuple[int, int, str, str, str]:
-    """Return the step that `broken` changes. If it leaves out a look-up and ends in other words, these are the step.
+    """Return the step that `broken` changes or leaves out.
+
+    If it leaves out or changes only look-ups, and ends in other words, these are the step.
 
     Returns:
         Index of the message, index of the call in it, changed argument, right value, wrong value; for words, both texts.
@@ -254,6 +256,9 @@ def _changed(
     ends = [content(one[-1]) if one and not calls_of(one[-1]) else "" for one in (solution, broken)]
     if ends[0] != ends[1] and ends[0] and {tool for tool, _ in right} <= tells:
         return len(solution) - 1, 0, ANSWER, ends[0], ends[1]
+    if len(right) == 1 and not {tool for tool, _ in right} & tells and solution[place + 1 :] == broken[place:]:
+        named = [(key, value) for key, value in right[0][1].items() if isinstance(value, str)]
+        return place, 0, *(named[0] if named else ("", "")), ""
     number = next((n for n, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
     if number >= len(right) or number >= len(wrong) or len(solution) != len(broken):
         return place, number, "", "", ""
@@ -518,14 +523,21 @@ RECORDED: dict[str, Order] = {
     "likeness of its record to the others": _alike,
 }
 """Sort keys that use a candidate's record, by name."""
-RANKS = {"smallest": (0, False), "second smallest": (1, False), "second largest": (1, True), "largest": (0, True)}
-"""Ranks in an order: the index, and whether it counts from the end."""
+RANKS = {
+    "smallest": (0, False),
+    "second smallest": (1, False),
+    "middle": (0.5, False),
+    "second largest": (1, True),
+    "largest": (0, True),
+}
+"""Ranks in an order: the index, or the share of the candidates before it, and whether it counts from the end."""
 
 
-def _ranked(place: int, last: bool, order: Order, view: Choice) -> str | None:
+def _ranked(place: float, last: bool, order: Order, view: Choice) -> str | None:
     keys = {one.value: order(one, view) for one in view.candidates}
     ranked = sorted(keys, key=lambda value: _comparable(keys[value]), reverse=last)
-    return ranked[min(place, len(ranked) - 1)] if ranked else None
+    index = int(place * len(ranked)) if 0 < place < 1 else int(place)
+    return ranked[min(index, len(ranked) - 1)] if ranked else None
 
 
 def _comparable(key: int | str) -> tuple[int, str]:
@@ -621,8 +633,6 @@ def marks_of(views: Sequence[Choice]) -> list[Rule]:
 def rules_of(views: Sequence[Choice]) -> list[Rule]:
     """List the rules that a tree may use: properties of the candidates, frequent answers, and computed ones."""
     labels = [Rule(label, partial(_constant, label)) for label in labels_of(views)]
-    if labels or any(view.key == ANSWER for view in views):
-        labels.append(Rule("that of the most similar task", partial(_nearest, views)))
     computed = computed_of([view for view in views if view.key == ANSWER])
     return [*SELECTORS, *_selectors(RECORDED), *marks_of(views), *labels, *computed]
 
@@ -849,6 +859,8 @@ class Exploit:
     name: str
     rewards: dict[str, float] = field(default_factory=dict)
     deeds: dict[str, list[str]] = field(default_factory=dict)
+    lucky: set[str] = field(default_factory=set)
+    """Tasks answered in words whose right answer was among the words said."""
 
     @property
     def mean(self) -> float:
@@ -893,8 +905,8 @@ class Adversary:
         views = [view for task in tasks if (view := self.view(task))]
         self.views = [view for view in views if view.both]
         self.labels = labels_of(self.views)
-        tools, calls = {view.tool for view in views}, [call for play in plays.values() for call in answered(play)]
-        self.accepted = {call.confirmation for call in calls if call.tool in tools}
+        self.written, calls = {view.tool for view in views}, [call for play in plays.values() for call in answered(play)]
+        self.accepted = {call.confirmation for call in calls if call.tool in self.written}
         self.used = {call.tool for call in calls}
         values = Counter(value for play in plays.values() for value in sorted({*told_values(play)}))
         shapes = {shape(view.right) for view in self.views}
@@ -952,6 +964,9 @@ class Adversary:
         if self.views:
             rule = fitted(self.views)
             scripts[rule.name] = partial(_by_rule, rule)
+            if self.labels or any(view.key == ANSWER for view in self.views):
+                nearest = Rule("that of the most similar task", partial(_nearest, self.views))
+                scripts[nearest.name] = partial(_by_rule, nearest)
         for value in constants_of(self.views):
             scripts[f"{value[:40]!r} always"] = partial(_by_rule, Rule(value, partial(_constant, value)))
         for value in self.wildcards:
@@ -1019,6 +1034,9 @@ class Adversary:
             messages = self.evidence.act(task, play, STEPS) if callable(play) else self.evidence.play(task, play)
             exploit.rewards[task.id] = self.evidence.score(task, messages).reward
             exploit.deeds[task.id] = deeds(messages)
+            spoken = [content(message) for message in messages if message["role"] == "assistant"]
+            if view.key == ANSWER and f" {view.right} " in f" {' '.join(words(' '.join(spoken)))} ":
+                exploit.lucky.add(task.id)
 
 
 def deeds(messages: Sequence[Message]) -> list[str]:
@@ -1092,8 +1110,9 @@ def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) ->
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:
-    """Use a listed value that is neither right nor broken, else the right value with random digits."""
-    alike = [value for value in view.listed if value not in (view.right, view.wrong)]
+    """Use a listed value that is neither right nor broken nor used before, else the right value with random digits."""
+    used = {leaf for tool, arguments in made_calls(view.whole) if tool == view.tool for leaf in leaves(arguments)}
+    alike = [value for value in view.listed if value not in {view.right, view.wrong, *used}]
     drawn = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), view.right)
     value = rng.choice(alike) if alike else drawn
     return None if view.key in ("", "tool") or value in (view.right, view.wrong) else view.mistake(value)
