@@ -235,7 +235,7 @@ def same_play(evidence: Evidence) -> CheckResult:
     pairs = zip(evidence.first_tasks, evidence.target.tasks("training", evidence.reach), strict=False)
     if changed := [task.id for task, again in pairs if task != again]:
         return exactly(False, f"another task if {evidence.reach} are requested", changed[0])
-    check = played_again(evidence, evidence, evidence.tasks)
+    check = played_again(evidence, evidence.forgetful(), evidence.tasks)
     if check.passed and (size := evidence.target.size("training")) != evidence.size:
         return exactly(False, f"the training split had {evidence.size} tasks at first, and later {size}")
     return check
