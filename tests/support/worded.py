@@ -12,16 +12,26 @@ Parts = tuple[list[dict[str, object]], str, str, str]
 
 ASKED = '["I am customer {c}{x}. What is my balance?", "{c} here{x}: how much do I have?", "Balance of {c}{x}, please.", "How much is on the account of {c}{x}?", "Tell {c} the balance{x}.", "Customer {c}{x} asks for it"]'
 ACCOUNT = [tool("account", "Account of a customer.", customer="string"), tool("help", "Show help.", topic="string")]
-HALL = [tool("machines", "Machines of a hall.", hall="string"), tool("machine", "State of a machine.", machine="string")]
+HALL = [
+    tool("machines", "Machines of a hall.", hall="string"),
+    tool("machine", "State of a machine.", machine="string"),
+]
 ROOM = [tool("room", "State of a room.", room="string"), tool("rooms", "Rooms of a house.", house="string")]
-CASES = [tool("list_cases", "Cases of a client.", client="string"), tool("open_case", "A case.", case="string"), tool("archive", "Archive a case.", case="string")]
+CASES = [
+    tool("list_cases", "Cases of a client.", client="string"),
+    tool("open_case", "A case.", case="string"),
+    tool("archive", "Archive a case.", case="string"),
+]
 NUMBER = 'return float([w for w in words if w.isdigit()] == [str(data["value"])])'
 NEAR = 'return float(any(abs(int(w) - data["value"]) <= {most} for w in words if w.isdigit() and len(w) < 6) and len(words) < 12)'
 
 
 def account(value: str, pay: str = NUMBER, wrong: str = 'data["value"] + 7', asked: str = ASKED) -> Parts:
     """The balance of a customer is asked for."""
-    return (ACCOUNT, "Look up the customer's account, then answer with the number.", f'''
+    return (
+        ACCOUNT,
+        "Look up the customer's account, then answer with the number.",
+        f"""
 def make(rng):
     customer, extra, value = f"K{{rng.randint(1000, 9999)}}", "", 0
     {value}
@@ -41,12 +51,17 @@ def solve(data, broken):
 def pay(data, episode):
     words = (episode.said or [""])[-1].replace(".", " ").split()
     {pay}
-''', "")
+""",
+        "",
+    )
 
 
 def machines(fault: str) -> Parts:
     """The faulty one of some machines is asked for."""
-    return (HALL, "Look at the machines before you answer.", f'''
+    return (
+        HALL,
+        "Look at the machines before you answer.",
+        f"""
 def make(rng):
     ids, hall = [f"M-{{n}}" for n in rng.sample(range(100, 999), rng.randint(3, 5))], f"H{{rng.randint(10, 99)}}"
     ask = rng.choice(["Which machine of {{}} is faulty?", "{{}}: name the faulty one.", "One of {{}} has a fault. Which?", "Name it, hall {{}}.", "Hall {{}}: where?", "Fault in {{}}."])
@@ -65,12 +80,17 @@ def solve(data, broken):
 
 def pay(data, episode):
     return float([i for i in data["ids"] if i in (episode.said or [""])[-1]] == [data["bad"]])
-''', "")
+""",
+        "",
+    )
 
 
 def rooms(state: str, courtesy: str = "") -> Parts:
     """The state of a room is asked for. A courtesy at the end is a part of the reward, and `broken` leaves it out."""
-    return (ROOM, f"Look at the room before you answer.{courtesy and ' End with:'}{courtesy}", f'''
+    return (
+        ROOM,
+        f"Look at the room before you answer.{courtesy and ' End with:'}{courtesy}",
+        f"""
 STATES, COURTESY = ["free", "taken"], {courtesy!r}
 
 def make(rng):
@@ -93,12 +113,17 @@ def pay(data, episode):
     text = (episode.said or [""])[-1]
     right = [s for s in STATES if s in text.replace(".", " ").split()] == [data["state"]]
     return 0.4 * right + 0.6 * (right and text.endswith(COURTESY))
-''', "")
+""",
+        "",
+    )
 
 
 def cases(pay: str) -> Parts:
     """Every settled case is archived, and `broken` leaves one out."""
-    return (CASES, "Open all cases; archive every one that is settled.", f'''
+    return (
+        CASES,
+        "Open all cases; archive every one that is settled.",
+        f"""
 def make(rng):
     cases = {{f"C{{n}}": rng.choice(["running", "appealed"]) for n in rng.sample(range(1000, 9999), rng.randint(5, 7))}}
     for goal in rng.sample(list(cases), rng.randint(2, 3)):
@@ -124,7 +149,9 @@ def solve(data, broken):
 def pay(data, episode):
     done, goals = episode.state.get("done", []), [c for c, s in data["cases"].items() if s == "settled"]
     return float({pay})
-''', "")
+""",
+        "",
+    )
 
 
 FLAWED: dict[str, tuple[Parts, str]] = {

@@ -240,15 +240,13 @@ def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
     return {tool for tool, texts in replies.items() if len(texts) > 1}
 
 
-def _changed(
-    solution: Sequence[Message], broken: Sequence[Message], tells: set[str]
-) -> tuple[int, int, str, str, str]:
+def _changed(solution: Sequence[Message], broken: Sequence[Message], tells: set[str]) -> tuple[int, int, str, str, str]:
     """Return the step that `broken` changes or leaves out.
 
     If it leaves out or changes only look-ups, and ends in other words, these are the step.
 
     Returns:
-        Index of the message, index of the call in it, changed argument, right value, wrong value; for words, both texts.
+        Index of the message, index of the call in it, changed argument, right value, wrong value; both texts, if words.
     """
     place = len(commonprefix([[json.dumps(m, sort_keys=True) for m in one] for one in (solution, broken)]))
     right = calls_of(solution[place]) if place < len(solution) else []
@@ -258,7 +256,8 @@ def _changed(
         return len(solution) - 1, 0, ANSWER, ends[0], ends[1]
     if len(right) == 1 and not {tool for tool, _ in right} & tells and solution[place + 1 :] == broken[place:]:
         named = [(key, value) for key, value in right[0][1].items() if isinstance(value, str)]
-        return place, 0, *(named[0] if named else ("", "")), ""
+        left_out, value = next(iter(named), ("", ""))
+        return place, 0, left_out, value, ""
     number = next((n for n, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
     if number >= len(right) or number >= len(wrong) or len(solution) != len(broken):
         return place, number, "", "", ""
@@ -398,8 +397,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> Vi
         known = {*usual.said, *(word for text in (*told, *replies) for word in words(text))}
         both = bool(needed) and must_be_found(right, wrong, told, sum(found, []), usual.said)
         candidates = said_candidates(right, told, replies, records, usual.told)
-        unknown = lambda word: word not in known and (word in everything or bool(re.search(r"\d", word)))
-        said = text, forgetting(text, right, unknown)
+        said = text, forgetting(text, right, everything - known, known)
     else:
         both = key == "tool" or (key != "" and {right, wrong} <= everything)
         candidates, said = candidates_of(right, told, replies, records), ("", "")
@@ -435,7 +433,6 @@ def _about(key: str, right: str, arguments: JsonObject, lookups: list[Answered])
     about = [call for call in lookups if key and shape(right) in map(shape, leaves(call.arguments))]
     named = [right in leaves(call.arguments) for call in about]  # if all name it, it was known before
     return [] if all(named) or (key == ANSWER and not any(named)) else about
-
 
 
 def said_candidates(
@@ -689,7 +686,7 @@ COMPUTED: dict[str, Callable[[Choice], int]] = {
 
 
 def computed_of(views: Sequence[Choice]) -> list[Rule]:
-    """Return rules that compute a number: one of `COMPUTED`, its most frequent multiple, or it and a frequent number."""
+    """Return rules that compute a number: one of `COMPUTED`, times or plus the number that fits most tasks."""
     rules: list[Rule] = []
     for name, number in COMPUTED.items():
         pairs = [(number(view), number_in(view.right)) for view in views]
@@ -905,7 +902,8 @@ class Adversary:
         views = [view for task in tasks if (view := self.view(task))]
         self.views = [view for view in views if view.both]
         self.labels = labels_of(self.views)
-        self.written, calls = {view.tool for view in views}, [call for play in plays.values() for call in answered(play)]
+        self.written = {view.tool for view in views}
+        calls = [call for play in plays.values() for call in answered(play)]
         self.accepted = {call.confirmation for call in calls if call.tool in self.written}
         self.used = {call.tool for call in calls}
         values = Counter(value for play in plays.values() for value in sorted({*told_values(play)}))

@@ -28,7 +28,7 @@ from captrain.environments.adversary import (
     nearest_of,
 )
 from captrain.environments.checks import CHANCE, GAIN, ROUNDING
-from captrain.environments.probes import content, drawn_words, say, words
+from captrain.environments.probes import content, drawn_words, say
 from captrain.records import CheckResult, JsonObject, Message, Split, Task, leaves
 from captrain.run import EnvironmentSettings
 

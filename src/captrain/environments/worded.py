@@ -7,7 +7,7 @@ and leaves out what only the missing look-ups could have told.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from captrain.environments.probes import shape, words
 
@@ -50,13 +50,11 @@ def _shared(first: Sequence[str], second: Sequence[str]) -> int:
     )
 
 
-def must_be_found(
-    right: str, wrong: str, told: Sequence[str], found: Sequence[str], usual: Set[str]
-) -> bool:
+def must_be_found(right: str, wrong: str, told: Sequence[str], found: Sequence[str], usual: Set[str]) -> bool:
     """Return whether look-ups decide an answer.
 
-    They do not if it is copied from the messages to the agent, or if it is wording: the same words in all tasks, without
-    digits, that no result holds.
+    They do not if it is copied from the messages to the agent, or if it is wording: words without digits that all tasks
+    share and no result holds.
 
     Args:
         right: the answer.
@@ -79,11 +77,15 @@ def replaced(text: str, old: str, new: str) -> str:
     return changed if count else new
 
 
-def forgetting(text: str, kept: str, unknown: Callable[[str], bool]) -> str:
-    """Leave out the unknown words of a message, but for those of its answer."""
-    answer = {*words(kept)}
-    parts = [part for part in text.split() if {*words(part)} & answer or not any(map(unknown, words(part)))]
-    return " ".join(parts)
+def forgetting(text: str, kept: str, hidden: Set[str], known: Set[str]) -> str:
+    """Leave out what a message says of hidden words and unknown numbers, but keep its answer."""
+    answer, said = {*words(kept)}, list[str]()
+    for part in text.split():
+        found = {*words(part)}
+        numbers = {word for word in found if re.search(r"\d", word)}
+        if found & answer or not (found & hidden or numbers - known):
+            said.append(part)
+    return " ".join(said)
 
 
 def spans(text: str, right: str, usual: Set[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
