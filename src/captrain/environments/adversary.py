@@ -16,8 +16,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import takewhile
+from math import prod
 from os.path import commonprefix
 from statistics import mean, stdev
 
@@ -40,6 +41,7 @@ from captrain.environments.probes import (
     talk,
     words,
 )
+from captrain.environments.worded import ANSWER, answer_of, forgetting, must_be_found, replaced, spans, usual_words
 from captrain.records import JsonObject, Message, Task, leaves
 
 ROUNDS = ((3, 16), (8, 4), (20, 4))
@@ -129,7 +131,7 @@ class Choice:
 
     Attributes:
         task: the task.
-        key: the name of the argument to choose; "tool" if the tool is chosen; "" if nothing is chosen.
+        key: the name of the argument to choose; "tool" if the tool is chosen; `ANSWER` if words; "" if nothing.
         arguments: the other visible properties, by name; those of the step in an environment.
         right: the right value or tool.
         candidates: shown values with the shape of the right value.
@@ -161,6 +163,7 @@ class View(Choice):
         opened: whether only look-ups about the candidates are left out. If False, all look-ups are left out.
         listed: of all results, the longest list of values that have the right shape and include the right value.
         values: all values of all results, also of look-ups that are left out.
+        said: the step's words, and the same without those that only the needed look-ups tell; "" if it is a call.
     """
 
     before: list[Message]
@@ -173,6 +176,7 @@ class View(Choice):
     opened: bool
     listed: list[str]
     values: list[str]
+    said: tuple[str, str]
 
     def step(self, value: str) -> Message:
         """Make the step with another value.
@@ -181,6 +185,8 @@ class View(Choice):
         """
         if self.key == "tool":
             return tool_call(value, self.arguments)
+        if self.key == ANSWER:
+            return say(replaced(self.said[1], self.right, value))
         place = next((one.place for one in self.candidates if one.value == value), 0)
         arguments: JsonObject = {}
         for key, old in self.arguments.items():
@@ -221,7 +227,8 @@ class View(Choice):
 
     def mistake(self, value: str) -> list[Message]:
         """Return the solution, all look-ups included, with another value in the step."""
-        return [*self.whole, self.step(value), *self.after]
+        step = say(replaced(self.said[0], self.right, value)) if self.key == ANSWER else self.step(value)
+        return [*self.whole, step, *self.after]
 
 
 def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
@@ -233,15 +240,24 @@ def telling(plays: Sequence[Sequence[Message]]) -> set[str]:
     return {tool for tool, texts in replies.items() if len(texts) > 1}
 
 
-def _changed(solution: Sequence[Message], broken: Sequence[Message]) -> tuple[int, int, str, str, str]:
-    """Return the step that `broken` changes.
+def _changed(solution: Sequence[Message], broken: Sequence[Message], tells: set[str]) -> tuple[int, int, str, str, str]:
+    """Return the step that `broken` changes or leaves out.
+
+    If it leaves out or changes only look-ups, and ends in other words, these are the step.
 
     Returns:
-        Index of the message, index of the call in it, changed argument, right value, wrong value.
+        Index of the message, index of the call in it, changed argument, right value, wrong value; both texts, if words.
     """
     place = len(commonprefix([[json.dumps(m, sort_keys=True) for m in one] for one in (solution, broken)]))
     right = calls_of(solution[place]) if place < len(solution) else []
     wrong = calls_of(broken[place]) if place < len(broken) else []
+    ends = [content(one[-1]) if one and not calls_of(one[-1]) else "" for one in (solution, broken)]
+    if ends[0] != ends[1] and ends[0] and {tool for tool, _ in right} <= tells:
+        return len(solution) - 1, 0, ANSWER, ends[0], ends[1]
+    if len(right) == 1 and not {tool for tool, _ in right} & tells and solution[place + 1 :] == broken[place:]:
+        named = [(key, value) for key, value in right[0][1].items() if isinstance(value, str)]
+        left_out, value = next(iter(named), ("", ""))
+        return place, 0, left_out, value, ""
     number = next((n for n, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
     if number >= len(right) or number >= len(wrong) or len(solution) != len(broken):
         return place, number, "", "", ""
@@ -341,33 +357,56 @@ def candidates_of(right: str, told: Sequence[str], replies: Sequence[str], recor
     return [*found.values()]
 
 
-def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
+@dataclass(frozen=True)
+class Usual:
+    """Words that nearly all tasks have: in the message that ends the reference, and in the messages to the agent."""
+
+    said: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+
+
+def usual_of(plays: Sequence[Sequence[Message]]) -> Usual:
+    """Return the usual words of the plays of references."""
+    ends = [content(play[-1]) for play in plays if play and play[-1]["role"] == "assistant"]
+    return Usual(usual_words(ends), usual_words(["\n".join(told_texts(play)) for play in plays]))
+
+
+def told_texts(play: Sequence[Message]) -> list[str]:
+    """List the messages to the agent that are no tool results."""
+    return [content(message) for message in play if message["role"] not in ("assistant", "tool")]
+
+
+def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> View | None:
     """View a task without the look-ups that its step needs; None if `broken` changes no step."""
     solution, play = evidence.reference(task), evidence.solved(task)
-    place, number, key, right, wrong = _changed(solution, evidence.broken(task))
+    place, number, key, right, wrong = _changed(solution, evidence.broken(task), tells)
     if place >= len(solution):
         return None
-    calls = calls_of(solution[place])
+    calls, text = calls_of(solution[place]), content(solution[place])
+    if key == ANSWER:
+        right, wrong = answer_of(right, wrong, usual.said, "\n".join(told_texts(play)))
     tool, arguments = calls[number] if calls else ("", {})
     made = answered(play)[: sum(len(calls_of(message)) for message in solution[:place])]
     lookups = [call for call in made if call.tool in tells and call.tool != tool]
-    if key == "tool":
-        about = [call for call in lookups if {*leaves(call.arguments)} & {*leaves(arguments)}]
-    else:
-        about = [call for call in lookups if key and shape(right) in map(shape, leaves(call.arguments))]
-        if all(right in leaves(call.arguments) for call in about):  # the value was known before
-            about = []
-    needed = about or lookups
+    needed = _about(key, right, arguments, lookups) or lookups
     before, told, replies, records = _without(place, play, needed)
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
     lists = [[one for one in values if shape(one) == shape(right)] for values in found]
     everything = {word for text in (*told, *sum(found, [])) for word in words(text)}
+    if key == ANSWER:
+        known = {*usual.said, *(word for text in (*told, *replies) for word in words(text))}
+        both = bool(needed) and must_be_found(right, wrong, told, sum(found, []), usual.said)
+        candidates = said_candidates(right, told, replies, records, usual.told)
+        said = text, forgetting(text, right, everything - known, known)
+    else:
+        both = key == "tool" or (key != "" and {right, wrong} <= everything)
+        candidates, said = candidates_of(right, told, replies, records), ("", "")
     return View(
         task,
         key,
         arguments,
         right,
-        candidates_of(right, told, replies, records),
+        candidates,
         told,
         replies,
         before=before,
@@ -375,12 +414,38 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
         after=list(solution[place + 1 :]),
         tool=tool,
         wrong=wrong,
-        both=key == "tool" or (key != "" and {right, wrong} <= everything),
+        both=both,
         needed=sorted({call.tool for call in needed}),
-        opened=bool(about),
+        opened=needed is not lookups,
         listed=max((one for one in lists if right in one), key=len, default=[]),
         values=sum(found, []),
+        said=said,
     )
+
+
+def _about(key: str, right: str, arguments: JsonObject, lookups: list[Answered]) -> list[Answered]:
+    """List the look-ups about the candidates for the step's value; none if there are none, or all name the right one.
+
+    An answer in words is a candidate only if one of them names it.
+    """
+    if key == "tool":
+        return [call for call in lookups if {*leaves(call.arguments)} & {*leaves(arguments)}]
+    about = [call for call in lookups if key and shape(right) in map(shape, leaves(call.arguments))]
+    named = [right in leaves(call.arguments) for call in about]  # if all name it, it was known before
+    return [] if all(named) or (key == ANSWER and not any(named)) else about
+
+
+def said_candidates(
+    right: str, told: Sequence[str], replies: Sequence[str], records: Records, usual: set[str]
+) -> list[Candidate]:
+    """List the shown values and the parts of the prompt that have the shape of the right answer."""
+    found = {one.value: one for one in candidates_of(right, (), replies, records)}
+    more = [(value, records.get(value, ())) for value in replies if shape(value) == shape(right)]
+    more += [span for text in reversed(told) for span in spans(text, right, usual)]
+    for value, record in more:
+        if value not in found and len(found) < CHOICES:
+            found[value] = Candidate(value, len(found), "", record)
+    return [*found.values()]
 
 
 # Shallow models.
@@ -455,14 +520,21 @@ RECORDED: dict[str, Order] = {
     "likeness of its record to the others": _alike,
 }
 """Sort keys that use a candidate's record, by name."""
-RANKS = {"smallest": (0, False), "second smallest": (1, False), "second largest": (1, True), "largest": (0, True)}
-"""Ranks in an order: the index, and whether it counts from the end."""
+RANKS = {
+    "smallest": (0, False),
+    "second smallest": (1, False),
+    "middle": (0.5, False),
+    "second largest": (1, True),
+    "largest": (0, True),
+}
+"""Ranks in an order: the index, or the share of the candidates before it, and whether it counts from the end."""
 
 
-def _ranked(place: int, last: bool, order: Order, view: Choice) -> str | None:
+def _ranked(place: float, last: bool, order: Order, view: Choice) -> str | None:
     keys = {one.value: order(one, view) for one in view.candidates}
     ranked = sorted(keys, key=lambda value: _comparable(keys[value]), reverse=last)
-    return ranked[min(place, len(ranked) - 1)] if ranked else None
+    index = int(place * len(ranked)) if 0 < place < 1 else int(place)
+    return ranked[min(index, len(ranked) - 1)] if ranked else None
 
 
 def _comparable(key: int | str) -> tuple[int, str]:
@@ -494,12 +566,15 @@ def labels_of(views: Sequence[Choice]) -> list[str]:
 
 def traits_of(views: Sequence[Choice]) -> list[Trait]:
     """List the words that some tasks have, and properties of the step's numbers."""
-    heard = [{word.lower() for text in view.told for word in words(text)} for view in views]
+    heard = [vocabulary_of(view) for view in views]
     counts = Counter(word for one in heard for word in sorted(one))
     traits: list[Trait] = []
     for word, count in sorted(counts.items()):
         if 0.1 * len(views) <= count <= 0.9 * len(views):
             traits.append(Trait(f'the word "{word}"', partial(_says, word)))
+    kinds = {view.key for view in views}
+    for key in sorted(kinds) if len(kinds) > 1 else ():
+        traits.append(Trait(f"a choice of {key}", partial(_chooses, key)))
     for key in sorted({key for view in views for key in view.arguments if key != view.key}):
         numbers = sorted(Candidate(str(view.arguments.get(key)), 0).number for view in views)
         middle = numbers[len(numbers) // 2]
@@ -509,7 +584,11 @@ def traits_of(views: Sequence[Choice]) -> list[Trait]:
 
 
 def _says(word: str, view: Choice) -> bool:
-    return any(word == one.lower() for text in view.told for one in words(text))
+    return word in vocabulary_of(view)
+
+
+def _chooses(key: str, view: Choice) -> bool:
+    return view.key == key
 
 
 def _numbered(key: str, holds: Callable[[int], bool], view: Choice) -> bool:
@@ -549,9 +628,90 @@ def marks_of(views: Sequence[Choice]) -> list[Rule]:
 
 
 def rules_of(views: Sequence[Choice]) -> list[Rule]:
-    """List the rules that a tree may use: properties of the candidates, and frequent answers."""
+    """List the rules that a tree may use: properties of the candidates, frequent answers, and computed ones."""
     labels = [Rule(label, partial(_constant, label)) for label in labels_of(views)]
-    return [*SELECTORS, *_selectors(RECORDED), *marks_of(views), *labels]
+    computed = computed_of([view for view in views if view.key == ANSWER])
+    return [*SELECTORS, *_selectors(RECORDED), *marks_of(views), *labels, *computed]
+
+
+def nearest_of(views: Sequence[Choice], view: Choice) -> Choice | None:
+    """Return the other task whose messages share most words with those of a task."""
+    own = vocabulary_of(view)
+
+    def likeness(other: Choice) -> float:
+        heard = vocabulary_of(other)
+        return len(own & heard) / max(1, len(own | heard))
+
+    return max((other for other in views if other.task.id != view.task.id), key=likeness, default=None)
+
+
+def vocabulary_of(view: Choice) -> frozenset[str]:
+    """Return the words of the messages to the agent."""
+    return _vocabulary(tuple(view.told))
+
+
+@lru_cache(maxsize=256)
+def _vocabulary(texts: Sequence[str]) -> frozenset[str]:
+    return frozenset(word.lower() for text in texts for word in words(text))
+
+
+def _nearest(views: Sequence[Choice], view: Choice) -> str | None:
+    other = nearest_of(views, view)
+    return other and other.right
+
+
+def told_numbers(view: Choice) -> list[int]:
+    """List the numbers of the last message to the agent."""
+    return [int(number) for text in view.told[-1:] for number in re.findall(r"\d{1,9}", text)]
+
+
+def _shown_records(view: Choice) -> int:
+    """Count the shown values of the most frequent shape, such as the ids of a list."""
+    return max(Counter(map(shape, view.replies)).values(), default=0)
+
+
+COMPUTED: dict[str, Callable[[Choice], int]] = {
+    "the number of values in the results": _shown_records,
+    "the sum of the numbers that are told": lambda view: sum(told_numbers(view)),
+    "the difference of the last two numbers that are told": lambda view: abs(
+        next(iter(told_numbers(view)[-2:-1]), 0) - next(iter(told_numbers(view)[-1:]), 0)
+    ),
+    "the product of the last two numbers that are told": lambda view: prod(told_numbers(view)[-2:]),
+    **{
+        f"{name} number that is told": lambda view, n=place: next(iter(told_numbers(view)[n:][:1]), 0)
+        for name, place in (("the first", 0), ("the second", 1), ("the last", -1), ("the last but one", -2))
+    },
+}
+"""Numbers that are computed from what is visible, by name."""
+
+
+def computed_of(views: Sequence[Choice]) -> list[Rule]:
+    """Return rules that compute a number: one of `COMPUTED`, times or plus the number that fits most tasks."""
+    rules: list[Rule] = []
+    for name, number in COMPUTED.items():
+        pairs = [(number(view), number_in(view.right)) for view in views]
+        factors = Counter(right / seen for seen, right in pairs if seen and right)
+        sums = Counter(right - seen for seen, right in pairs)
+        if factors:
+            [(factor, _)] = factors.most_common(1)
+            rules.append(Rule(f"{name}, times {factor:g}", partial(_computed, number, factor, 0)))
+            [(added, _)] = sums.most_common(1)
+            rules.append(Rule(f"{name}, plus {added}", partial(_computed, number, 1.0, added)))
+    return rules
+
+
+def _computed(number: Callable[[Choice], int], factor: float, added: int, view: Choice) -> str | None:
+    """Write a number as the right answer is written: "$40.00" for "$30.00"."""
+    found, places = round(number(view) * factor) + added, re.search(r"\d\.(\d+)", view.right)
+    text = f"{found / 10 ** len(places[1]):.{len(places[1])}f}" if places else str(found)
+    return re.sub(r"\d+(?:\.\d+)?", text, view.right, count=1) if re.search(r"\d", view.right) else None
+
+
+def constants_of(views: Sequence[Choice]) -> list[str]:
+    """List the most frequent answer in words, and the one in the middle by number: rewards may pay for being near."""
+    rights = sorted((view.right for view in views if view.key == ANSWER), key=lambda right: (number_in(right), right))
+    often = Counter(rights).most_common(1)
+    return list(dict.fromkeys([*(right for right, _ in often), *rights[len(rights) // 2 :][:1]]))
 
 
 def is_right(rule: Rule, view: Choice) -> float:
@@ -603,8 +763,8 @@ def _either(trait: Trait, first: Rule, second: Rule, view: Choice) -> str | None
 
 def together(actions: Sequence[Message]) -> Message:
     """Put the calls of several messages into one."""
-    calls = [call for action in actions for call in action["tool_calls"]]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    calls = [call for action in actions for call in action.get("tool_calls") or []]
+    return {**say("\n".join(filter(None, map(content, actions)))), **({"tool_calls": calls} if calls else {})}
 
 
 def look(view: View, value: str) -> list[Message]:
@@ -696,6 +856,8 @@ class Exploit:
     name: str
     rewards: dict[str, float] = field(default_factory=dict)
     deeds: dict[str, list[str]] = field(default_factory=dict)
+    lucky: set[str] = field(default_factory=set)
+    """Tasks answered in words whose right answer was among the words said."""
 
     @property
     def mean(self) -> float:
@@ -736,12 +898,13 @@ class Adversary:
         self.evidence = evidence
         tasks = evidence.first_tasks[:FITTED]
         plays = {task.id: evidence.solved(task) for task in tasks}
-        self.tells = telling([*plays.values()])
+        self.tells, self.usual = telling([*plays.values()]), usual_of([*plays.values()])
         views = [view for task in tasks if (view := self.view(task))]
         self.views = [view for view in views if view.both]
         self.labels = labels_of(self.views)
-        tools, calls = {view.tool for view in views}, [call for play in plays.values() for call in answered(play)]
-        self.accepted = {call.confirmation for call in calls if call.tool in tools}
+        self.written = {view.tool for view in views}
+        calls = [call for play in plays.values() for call in answered(play)]
+        self.accepted = {call.confirmation for call in calls if call.tool in self.written}
         self.used = {call.tool for call in calls}
         values = Counter(value for play in plays.values() for value in sorted({*told_values(play)}))
         shapes = {shape(view.right) for view in self.views}
@@ -753,7 +916,7 @@ class Adversary:
 
     def view(self, task: Task) -> View | None:
         """View a task without its look-ups."""
-        return view_of(self.evidence, task, self.tells)
+        return view_of(self.evidence, task, self.tells, self.usual)
 
     def guesses(self) -> dict[str, Script]:
         """Scripts that choose without the needed look-ups. Their names complete "choosing ..."."""
@@ -799,6 +962,11 @@ class Adversary:
         if self.views:
             rule = fitted(self.views)
             scripts[rule.name] = partial(_by_rule, rule)
+            if self.labels or any(view.key == ANSWER for view in self.views):
+                nearest = Rule("that of the most similar task", partial(_nearest, self.views))
+                scripts[nearest.name] = partial(_by_rule, nearest)
+        for value in constants_of(self.views):
+            scripts[f"{value[:40]!r} always"] = partial(_by_rule, Rule(value, partial(_constant, value)))
         for value in self.wildcards:
             scripts[f"{value[:9]!r}"] = partial(_wild, value, False)
             scripts[f"{value[:9]!r}, looked up, too"] = partial(_wild, value, True)
@@ -811,6 +979,7 @@ class Adversary:
             "with another call again in place of the step": _repeat,
             "with a part of the step's value": _shorten,
             "that is broken and ends with every word that was shown": partial(_says_all, self.evidence),
+            "that names every value like the right one": _names_all,
         }
         for kind in SAYINGS:
             scripts[f"that is broken and ends with {kind}"] = partial(_says_last, self.evidence, kind)
@@ -863,6 +1032,9 @@ class Adversary:
             messages = self.evidence.act(task, play, STEPS) if callable(play) else self.evidence.play(task, play)
             exploit.rewards[task.id] = self.evidence.score(task, messages).reward
             exploit.deeds[task.id] = deeds(messages)
+            spoken = [content(message) for message in messages if message["role"] == "assistant"]
+            if view.key == ANSWER and f" {view.right} " in f" {' '.join(words(' '.join(spoken)))} ":
+                exploit.lucky.add(task.id)
 
 
 def deeds(messages: Sequence[Message]) -> list[str]:
@@ -900,7 +1072,7 @@ def _by_rule(rule: Rule, view: View, rng: random.Random) -> list[Message] | None
 
 
 def _wild(value: str, looks: bool, view: View, rng: random.Random) -> list[Message] | None:
-    if view.key in ("", "tool") or (looks and not look(view, value)):
+    if view.key in ("", "tool") or (looks and not look(view, value)) or (view.key == ANSWER and not view.both):
         return None
     return view.guess(value, look(view, value) if looks else ())
 
@@ -924,14 +1096,21 @@ def _says_all(evidence: Evidence, view: View, rng: random.Random) -> list[Messag
     return [*broken[: len(broken) - len(view.after)], say(" ".join(vocabulary))] if view.tool else None
 
 
+def _names_all(view: View, rng: random.Random) -> list[Message] | None:
+    """Say every shown value with the right answer's shape; None if the step is a call, or few are shown."""
+    alike = list(dict.fromkeys(value for value in view.values if shape(value) == shape(view.right)))
+    return view.mistake(", ".join(alike)) if view.key == ANSWER and view.right in alike[:-1] else None
+
+
 def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) -> list[Message]:
     broken = evidence.broken(view.task)
     return [*broken[: len(broken) - len(view.after)], talk(kind, broken, rng, evidence.solved(view.task)[:2])]
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:
-    """Use a listed value that is neither right nor broken, else the right value with random digits."""
-    alike = [value for value in view.listed if value not in (view.right, view.wrong)]
+    """Use a listed value that is neither right nor broken nor used before, else the right value with random digits."""
+    used = {leaf for tool, arguments in made_calls(view.whole) if tool == view.tool for leaf in leaves(arguments)}
+    alike = [value for value in view.listed if value not in {view.right, view.wrong, *used}]
     drawn = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), view.right)
     value = rng.choice(alike) if alike else drawn
     return None if view.key in ("", "tool") or value in (view.right, view.wrong) else view.mistake(value)

@@ -26,9 +26,10 @@ from captrain.environments.adversary import (
     Rule,
     fitted,
     halved,
+    nearest_of,
 )
 from captrain.environments.checks import CHANCE, GAIN, ROUNDING
-from captrain.environments.probes import content, drawn_words, say, words
+from captrain.environments.probes import content, drawn_words, say
 from captrain.records import CheckResult, JsonObject, Message, Split, Task, leaves
 from captrain.run import EnvironmentSettings
 
@@ -252,15 +253,9 @@ class Answerer:
         return [*rules, *SPANS]
 
     def _nearest(self, view: Choice) -> str | None:
-        """Return the answer of the prompt, among those to fit on, that shares most words."""
-        own = _vocabulary(view)
-        others = [self.views[task.id] for task in self.fitting if task.id in self.known and task.id != view.task.id]
-
-        def alike(other: Choice) -> float:
-            heard = _vocabulary(other)
-            return len(own & heard) / max(1, len(own | heard))
-
-        return max(others, key=alike).right if others else None
+        """Return the answer of the most similar prompt among those to fit on."""
+        other = nearest_of([self.views[task.id] for task in self.fitting if task.id in self.known], view)
+        return other and other.right
 
     def texts(self) -> dict[str, Text]:
         """Return scripts whose text has no answer, or all answers, by name."""
@@ -352,10 +347,6 @@ def _always(text: str, view: Choice) -> str:
 
 
 _said = _always
-
-
-def _vocabulary(view: Choice) -> set[str]:
-    return {word.lower() for text in view.told for word in words(text)}
 
 
 def _all_of(pool: str, view: Choice) -> str:

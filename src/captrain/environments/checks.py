@@ -39,6 +39,7 @@ from captrain.environments.probes import (
     visible_text,
 )
 from captrain.environments.sandbox.forkserver import MODULES
+from captrain.environments.worded import ANSWER
 from captrain.errors import EnvironmentFault
 from captrain.records import CheckResult, Message, Rollout, Score, Task, digest, leaves, read_bytes
 
@@ -234,7 +235,7 @@ def same_play(evidence: Evidence) -> CheckResult:
     pairs = zip(evidence.first_tasks, evidence.target.tasks("training", evidence.reach), strict=False)
     if changed := [task.id for task, again in pairs if task != again]:
         return exactly(False, f"another task if {evidence.reach} are requested", changed[0])
-    check = played_again(evidence, evidence, evidence.tasks)
+    check = played_again(evidence, evidence.forgetful(), evidence.tasks)
     if check.passed and (size := evidence.target.size("training")) != evidence.size:
         return exactly(False, f"the training split had {evidence.size} tasks at first, and later {size}")
     return check
@@ -497,11 +498,13 @@ def demanded_words(evidence: Evidence, task: Task) -> str | None:
 def unspoilt(evidence: Evidence, task: Task) -> str | None:
     """Return a fault if repeating the reference's last call on other records costs no reward.
 
-    None if no such call was carried out.
+    None if no such call was carried out, or if it is a look-up.
     """
     rng, solution, play = evidence.random("afterwards", task.id), evidence.reference(task), evidence.solved(task)
     last = len(solution) - len(closing_of(solution))
-    right = calls_of(solution[last - 1]) if last else []
+    player, right = adversary(evidence), calls_of(solution[last - 1]) if last else []
+    if right and right[-1][0] in player.tells - player.written:
+        return None
     changed = [
         tool_call(tool, {**arguments, key: value})
         for tool, arguments in right[-1:]
@@ -559,13 +562,14 @@ def exploit(found: Exploit | None, bound: float, sentence: str) -> CheckResult:
 def knowing_nothing(evidence: Evidence) -> CheckResult:
     """Check that plays that ignore the task earn little on average.
 
-    A play outside `LUCKY` also fails if it solves a single task.
+    A play outside `LUCKY` also fails if it solves a single task. Words that happen to hold the right answer are chance:
+    they do not, and their mean counts less its error.
     """
     worst, detail, worst_task, script = -1.0, "", "", list[str]()
     for one in adversary(evidence).blindly():
         most = max(one.rewards, key=lambda task: one.rewards[task])
-        solved = sum(reward > MOST_PER_TASK for reward in one.rewards.values())
-        earned = 1.0 if solved and one.name not in LUCKY else one.mean
+        solved = sum(reward > MOST_PER_TASK and task not in one.lucky for task, reward in one.rewards.items())
+        earned = 1.0 if solved and one.name not in LUCKY else one.least if one.lucky else one.mean
         if earned > worst:
             worst, worst_task, script = earned, most, one.deeds[most]
             detail = f"{one.name}: earns {one.mean:.2f}, solves {solved} of {len(one.rewards)} tasks"
@@ -576,8 +580,8 @@ def knowing_nothing(evidence: Evidence) -> CheckResult:
 def guessing(evidence: Evidence) -> CheckResult:
     """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance."""
     player = adversary(evidence)
-    listed = [view.listed for view in player.views if len(view.listed) >= FEWEST]
-    rights = [view.right for view in player.views if len(view.listed) >= FEWEST]
+    lists = [view for view in player.views if len(view.listed) >= FEWEST and (view.opened or view.key != ANSWER)]
+    listed, rights = [view.listed for view in lists], [view.right for view in lists]
     for end, name in ((0, "first"), (-1, "last")):
         same = mean(float(values[end] == right) for values, right in zip(listed, rights, strict=True))
         if len(listed) >= FEWEST and same > PREDICTED:

@@ -14,6 +14,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -152,6 +153,8 @@ class Evidence:
         self.answers: dict[tuple[object, str], Any] = {}
         self.faulty: dict[tuple[object, str], str] = {}
         """The task of each fault among the answers."""
+        self._plays: dict[str, list[Message]] = {}
+        self._scores: dict[str, Score] = {}
         self.limit(allowance)
 
     def limit(self, allowance: Allowance | None) -> None:
@@ -164,6 +167,12 @@ class Evidence:
         """Load the same file in fresh processes, under the same time limit."""
         with reopened(self.path, self._machine) as target:
             yield Evidence(target, self.path, self.against, self.failures, seed=self._seed, allowance=self._allowance)
+
+    def forgetful(self) -> "Evidence":
+        """Return the same evidence without its plays and their scores, to ask for them again."""
+        again = copy(self)
+        again._plays, again._scores = {}, {}
+        return again
 
     def random(self, *use: object) -> random.Random:
         """Make a random generator for a use; the key seeds it."""
@@ -255,9 +264,11 @@ class Evidence:
         return self.target.floor(task)
 
     def score(self, task: Task, messages: Sequence[Message]) -> Score:
-        """Score recorded messages."""
-        self.task_id = task.id
-        return self.target.score(task, messages)
+        """Score recorded messages. Many scripts come to the same messages: each is scored once."""
+        self.task_id, key = task.id, digest(task.id, list(messages))
+        if key not in self._scores:
+            self._scores[key] = self.target.score(task, messages)
+        return self._scores[key]
 
     def act(self, task: Task, agent: Agent, turns: int = TURNS) -> list[Message]:
         """Play an agent and return all messages."""
@@ -265,9 +276,11 @@ class Evidence:
         return play_agent(self.target, task, agent, turns)
 
     def play(self, task: Task, actions: Sequence[Message]) -> list[Message]:
-        """Play assistant messages until they run out or the episode ends, and return all messages."""
-        pending = iter(actions)
-        return self.act(task, lambda _: next(pending, None), STEPS)
+        """Play assistant messages until they run out or the episode ends, and return all messages. Play each once."""
+        pending, key = iter(actions), digest(task.id, list(actions))
+        if key not in self._plays:
+            self._plays[key] = self.act(task, lambda _: next(pending, None), STEPS)
+        return list(self._plays[key])
 
     def reward_of(self, task: Task, actions: Sequence[Message]) -> float:
         """Play assistant messages and return the reward."""
