@@ -74,7 +74,7 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
     assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report
     assert "message 1: restart(api)" in report and "bring the solutions of the tasks as `reference`" in report
-    assert report.index("In these rollouts your agent") < report.index("Calls that correlate with")
+    assert report.index("Your agent mostly fails because it") < report.index("Calls that correlate with")
     assert f"<strong>{deed}</strong>" in page and "get_metric never called" in page
     [first, *_] = json.loads((tmp_path / "out/advice.json").read_text())
     assert first["subject"] == deed and "f0, message 1" in first["example"]
