@@ -34,12 +34,9 @@ def ranked(out: Path) -> dict[str, dict[str, Any]]:
 def test_few_rollouts_are_said_to_conclude_nothing_and_nothing_is_selected(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
     why = "4 passed and 6 failed rollouts; at least 10 of each are needed to conclude anything"
-    assert (
-        f"Nothing can be concluded beyond these rollouts: {why}" in said.replace("\n", " ") and "selected" not in said
-    )
-    assert "\nIn these rollouts your agent\n1. " in said and "mostly fails" not in said
+    assert f"Nothing can be concluded: {why}" in said.replace("\n", " ") and "selected" not in said
     report = (tmp_path / "report.md").read_text()
-    assert report.index(why) < report.index("## In these rollouts your agent") < report.index("## Outcomes")
+    assert report.index(why) < report.index("## Outcomes")
     assert not any(row["selected"] for row in ranked(tmp_path).values())
     assert all(row["reason"].startswith("too few rollouts") for row in ranked(tmp_path).values())
 

@@ -303,7 +303,7 @@ def _key_of(step: RepairStep, *, is_swap: bool) -> Key:
     subject = SUBJECTS.get(step.kind) or step.step.partition("(")[0]
     key: Key = ("instead" if is_swap else EDITS[step.kind], subject)
     if step.kind == "replace":
-        key += (" and ".join(step.arguments) if len(step.arguments) in (1, 2) else "arguments",)
+        key += (" and ".join(step.arguments) if len(step.arguments) in (1, 2) else "set of arguments",)
     return key
 
 

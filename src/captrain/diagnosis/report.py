@@ -113,10 +113,9 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
     for reason, count in Counter(entry.reason for entry in diagnosis.logs.skipped).most_common(1):
         lines.append(f"most frequent reason for unreadable entries: {reason} ({count})")
     if diagnosis.shortage:
-        lines.append(f"Nothing can be concluded beyond these rollouts: {diagnosis.shortage}")
+        lines.append(f"Nothing can be concluded: {diagnosis.shortage}")
     if advice:
-        why = "In these rollouts your agent" if diagnosis.shortage else "Your agent mostly fails because it"
-        lines.append(why if advice[0].facts else "What to do")
+        lines.append("Your agent mostly fails because it" if advice[0].facts else "What to do")
     for number, entry in enumerate(advice, start=1):
         lines.append(f"{number}. {entry.subject}{': ' * bool(entry.facts)}{entry.facts}")
         lines += [f"   cause: {entry.cause}"] if entry.cause else []
