@@ -156,6 +156,7 @@ class View(Choice):
         after: messages after the step.
         tool: the step's tool; "" if the step is words.
         wrong: the value or tool of `broken`.
+        otherwise: the arguments of the tool of `broken`, if the tool is chosen.
         both: whether the right and the wrong value both appear in results or messages.
         needed: the tools whose calls are left out.
         opened: whether only look-ups about the candidates are left out. If False, all look-ups are left out.
@@ -168,6 +169,7 @@ class View(Choice):
     after: list[Message]
     tool: str
     wrong: str
+    otherwise: JsonObject
     both: bool
     needed: list[str]
     opened: bool
@@ -180,7 +182,7 @@ class View(Choice):
         Replace other argument values that no message told by result values of the same shape.
         """
         if self.key == "tool":
-            return tool_call(value, self.arguments)
+            return tool_call(value, self.otherwise if value == self.wrong else self.arguments)
         place = next((one.place for one in self.candidates if one.value == value), 0)
         arguments: JsonObject = {}
         for key, old in self.arguments.items():
@@ -344,7 +346,8 @@ def candidates_of(right: str, told: Sequence[str], replies: Sequence[str], recor
 def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
     """View a task without the look-ups that its step needs; None if `broken` changes no step."""
     solution, play = evidence.reference(task), evidence.solved(task)
-    place, number, key, right, wrong = _changed(solution, evidence.broken(task))
+    broken = evidence.broken(task)
+    place, number, key, right, wrong = _changed(solution, broken)
     if place >= len(solution):
         return None
     calls = calls_of(solution[place])
@@ -375,6 +378,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str]) -> View | None:
         after=list(solution[place + 1 :]),
         tool=tool,
         wrong=wrong,
+        otherwise=calls_of(broken[place])[number][1] if key == "tool" else {},
         both=key == "tool" or (key != "" and {right, wrong} <= everything),
         needed=sorted({call.tool for call in needed}),
         opened=bool(about),
@@ -500,7 +504,10 @@ def traits_of(views: Sequence[Choice]) -> list[Trait]:
     for word, count in sorted(counts.items()):
         if 0.1 * len(views) <= count <= 0.9 * len(views):
             traits.append(Trait(f'the word "{word}"', partial(_says, word)))
-    for key in sorted({key for view in views for key in view.arguments if key != view.key}):
+    # An argument that only one of the tools takes would tell the right tool: no agent sees it before it has chosen.
+    choosing_tool = any(view.key == "tool" for view in views)
+    shared = set.intersection if choosing_tool else set.union
+    for key in sorted(shared(*({*view.arguments} - {view.key} for view in views)) if views else ()):
         numbers = sorted(Candidate(str(view.arguments.get(key)), 0).number for view in views)
         middle = numbers[len(numbers) // 2]
         traits.append(Trait(f"an odd {key}", partial(_numbered, key, lambda number: number % 2 == 1)))
