@@ -38,7 +38,6 @@ RUN = (
     "captrain results",
     "dvc dag",
     "dvc status",
-    "dvc metrics show",
     "lint-imports",
 )
 """Beginnings of the commands that run here."""

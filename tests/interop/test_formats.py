@@ -203,6 +203,9 @@ def test_spans_take_their_rewards_from_a_table_of_scores(name: str, tmp_path: Pa
     assert dialogue(logs) == EXPECTED and [rollout.outcome for rollout in logs.rollouts] == ["passed"]
     with pytest.raises(UserError, match=r"no outcome found(.|\n)*--scores FILE, (.|\n)*\ntrace_id,reward\nt,1"):
         read_logs([path])
+    scores.write_text("trace_id,reward\nother,1\n")
+    with pytest.raises(UserError, match=r"correct the file of --scores, (.|\n)*\ntrace_id,reward\nt,1"):
+        read_logs([path], scores)
     scores.write_text("id,value\nt,1\n")
     with pytest.raises(UserError, match="trace_id,reward"):
         read_logs([path], scores)

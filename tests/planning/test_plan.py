@@ -145,6 +145,12 @@ def test_every_embedded_experiment_is_accepted(spec: Compose, experiment: str) -
     assert not ranges or "│ 0 to " in " ".join(ranges[0].split())
 
 
+def test_a_range_begins_with_its_lower_end_also_where_more_attempts_leave_less_to_train(spec: Compose) -> None:
+    said = printed(planned(spec("experiment=all_methods")))
+    [(low, high)] = re.findall(r"│ solutions_grpo .* ([\d.]+) s to ([\d.]+) s ", said)
+    assert float(low) < float(high)
+
+
 def test_settings_on_the_command_line_override_params_yaml(root: Path) -> None:
     chosen, title = compose_configuration([], root)
     assert (chosen.seed, chosen.selection.delta, title) == (0, 0.15, "experiment default, seed 0, selection.delta=0.15")

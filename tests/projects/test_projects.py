@@ -169,6 +169,12 @@ def test_init_replaces_nothing_and_begins_no_project_within_another(tmp_path: Pa
     assert status == 2 and "is in the project new/ already" in err
 
 
+def test_init_begins_a_project_beside_the_one_it_is_called_in(tmp_path: Path, captrain: Captrain) -> None:
+    assert captrain(tmp_path, "init", "first")[0] == 0
+    assert captrain(tmp_path / "first", "init", "../second")[0] == 0
+    assert (tmp_path / "second/dvc.yaml").exists()
+
+
 def test_the_tests_that_a_project_begins_with_pass(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)

@@ -423,6 +423,8 @@ def test_the_first_screen_has_at_most_40_lines_of_80_columns_and_no_name_is_wrap
     assert rates == sorted(rates, reverse=True) and len(rates) >= 7
     assert re.search(r"^ +TRACE, solutions, routed  ", out, re.M) and re.search(r"^ +missing_write +Omitted", out, re.M)
     assert re.search(r"^  captrain results --all ", out, re.M)
+    best, second = re.findall(r"^ (\S.*?)  +\d\.\d{3}  ", out, re.M)[:2]
+    assert re.search(rf"Difference of {best} *$(?:\n  to .*)*\n  to {second} ", out, re.M)
 
 
 @pytest.mark.parametrize("field", ["floor", "outcomes", "kinds"])

@@ -148,6 +148,38 @@ def pay(data, episode):
     moves = [c for c in episode.calls if c[0] == "move"]
     return float(moves == [["move", {"event": data["key"], "date": data["date"]}]] and bool(episode.said))
 ''', ""),
+    # A greenhouse: the look-up decides between two tools, only one of which takes the litres.
+    "greenhouse": ([tool("measure_soil", "How wet a bed is.", bed="string"), tool("water_bed", "Water a bed.", bed="string", litres="string"),
+                    tool("skip_bed", "Leave a bed as it is.", bed="string")],
+                   "Measure each bed before you water it. Water dry beds, and skip the others.", '''
+def make(rng):
+    beds = [f"B{n}" for n in rng.sample(range(100, 160), rng.choice([1, 1, 2]))]
+    one = {bed: {"soil": rng.choice(["dry", "dry", "moist", "soaked"]), "litres": str(rng.randint(2, 29))} for bed in beds}
+    wish = " and ".join(f"bed {bed} with {one[bed]['litres']} litres" for bed in beds)
+    return {"beds": one, "request": f"Please water {wish}."}
+
+def run(data, state, name, arguments):
+    bed = arguments["bed"]
+    if name == "measure_soil":
+        return {"soil": data["beds"][bed]["soil"]}
+    state.setdefault("done", []).append([name, *arguments.values()])
+    return {"ok": bed in data["beds"]}
+
+def due(data):
+    return [["water_bed", bed, one["litres"]] if one["soil"] == "dry" else ["skip_bed", bed] for bed, one in data["beds"].items()]
+
+def solve(data, broken):
+    messages = []
+    for name, bed, *litres in due(data):
+        wrong = broken and not messages
+        if wrong:
+            name, litres = ("skip_bed", []) if name == "water_bed" else ("water_bed", [data["beds"][bed]["litres"]])
+        messages += [call("measure_soil", bed=bed), call(name, bed=bed, **({"litres": litres[0]} if litres else {}))]
+    return [*messages, say("All done.")]
+
+def pay(data, episode):
+    return float(sorted(episode.state.get("done", [])) == sorted(due(data)) and bool(episode.said))
+''', ""),
     # Questions only: no writes; the last message must contain the number; partial credit.
     "librarian": ([tool("copies", "Copies of a book.", title="string")],
                   "Answer with the number of copies.", '''

@@ -158,6 +158,7 @@ class View(Choice):
         after: messages after the step.
         tool: the step's tool; "" if the step is words.
         wrong: the value or tool of `broken`.
+        otherwise: the arguments of the tool of `broken`, if the tool is chosen.
         both: whether the right and the wrong value both appear in results or messages.
         needed: the tools whose calls are left out.
         opened: whether only look-ups about the candidates are left out. If False, all look-ups are left out.
@@ -171,6 +172,7 @@ class View(Choice):
     after: list[Message]
     tool: str
     wrong: str
+    otherwise: JsonObject
     both: bool
     needed: list[str]
     opened: bool
@@ -184,7 +186,7 @@ class View(Choice):
         Replace other argument values that no message told by result values of the same shape.
         """
         if self.key == "tool":
-            return tool_call(value, self.arguments)
+            return tool_call(value, self.otherwise if value == self.wrong else self.arguments)
         if self.key == ANSWER:
             return say(replaced(self.said[1], self.right, value))
         place = next((one.place for one in self.candidates if one.value == value), 0)
@@ -379,7 +381,8 @@ def told_texts(play: Sequence[Message]) -> list[str]:
 def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> View | None:
     """View a task without the look-ups that its step needs; None if `broken` changes no step."""
     solution, play = evidence.reference(task), evidence.solved(task)
-    place, number, key, right, wrong = _changed(solution, evidence.broken(task), tells)
+    broken = evidence.broken(task)
+    place, number, key, right, wrong = _changed(solution, broken, tells)
     if place >= len(solution):
         return None
     calls, text = calls_of(solution[place]), content(solution[place])
@@ -414,6 +417,7 @@ def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> Vi
         after=list(solution[place + 1 :]),
         tool=tool,
         wrong=wrong,
+        otherwise=calls_of(broken[place])[number][1] if key == "tool" else {},
         both=both,
         needed=sorted({call.tool for call in needed}),
         opened=needed is not lookups,
@@ -575,7 +579,10 @@ def traits_of(views: Sequence[Choice]) -> list[Trait]:
     kinds = {view.key for view in views}
     for key in sorted(kinds) if len(kinds) > 1 else ():
         traits.append(Trait(f"a choice of {key}", partial(_chooses, key)))
-    for key in sorted({key for view in views for key in view.arguments if key != view.key}):
+    # An argument that only one of the tools takes would tell the right tool: no agent sees it before it has chosen.
+    choosing_tool = any(view.key == "tool" for view in views)
+    shared = set.intersection if choosing_tool else set.union
+    for key in sorted(shared(*({*view.arguments} - {view.key} for view in views)) if views else ()):
         numbers = sorted(Candidate(str(view.arguments.get(key)), 0).number for view in views)
         middle = numbers[len(numbers) // 2]
         traits.append(Trait(f"an odd {key}", partial(_numbered, key, lambda number: number % 2 == 1)))

@@ -30,6 +30,7 @@ from captrain.records import (
     Passport,
     Rollout,
     as_markdown,
+    counted,
     load,
     publish,
     publish_json,
@@ -207,7 +208,8 @@ def validate_file(
     with user_outputs(out) as aside:
         publish_json(aside / f"{passport.capability}.passport.json", passport)
         publish_text(aside / f"{passport.capability}.passport.md", passport_page(passport, text))
-    return passport, _report(passport, str(active_confinement()), examination.ledger)
+    page = out / f"{passport.capability}.passport.md"
+    return passport, _report(passport, str(active_confinement()), examination.ledger, page)
 
 
 def validate_taskset(
@@ -249,7 +251,8 @@ def validate_taskset(
         publish_json(aside / f"{target.name}.validation.json", passport)
         publish_text(aside / f"{target.name}.validation.md", passport_page(passport, "", unprobed=probes.unprobed))
     notes = [Text(f"not probed: {subject}") for subject in probes.unprobed]
-    return passport, [*_report(passport, "none: a taskset is code that you have installed", (), "probes"), *notes]
+    sandbox, page = "none: a taskset is code that you have installed", out / f"{target.name}.validation.md"
+    return passport, [*_report(passport, sandbox, (), page, "probes"), *notes]
 
 
 def _specification(root: Path) -> Spec:
@@ -270,14 +273,18 @@ def _brief(path: Path, root: Path, benchmark: CheckedEnvironment) -> Brief:
 
 
 def _report(
-    passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry], title: str = "passport"
+    passport: Passport, sandbox: str, ledger: Sequence[LedgerEntry], page: Path, title: str = "passport"
 ) -> list[RenderableType]:
+    """Render the checks, what was spent, and the verdict with the page that was written."""
+    said = set[str]()
     table = Table("check", "", "measured", "bound", "detail", title=f"{title} of {passport.capability}")
     table.add_column("task", overflow="fold")
     for check in passport.checks:
         measured = "" if check.measured is None else f"{check.measured:g}"
         verdict = Text("passed", "green") if check.passed else Text("failed", "red")
-        table.add_row(check.name, verdict, measured, check.bound, Text(check.detail), Text(check.task))
+        detail = "as above" if check.detail in said else check.detail
+        said |= {check.detail} - {""}
+        table.add_row(check.name, verdict, measured, check.bound, Text(detail), Text(check.task))
     failed = sum(not check.passed for check in passport.checks)
     cost = [
         Text(
@@ -286,5 +293,5 @@ def _report(
         )
         for entry in ledger
     ]
-    verdict = Text(f"{failed} checks failed", "red") if failed else Text("every check passed", "green")
-    return [Text(f"sandbox: {sandbox}"), table, *cost, verdict]
+    verdict = Text(f"{counted(failed, 'check')} failed", "red") if failed else Text("every check passed", "green")
+    return [Text(f"sandbox: {sandbox}"), table, *cost, verdict, Text(f"the page with every check: {page}")]

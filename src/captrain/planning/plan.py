@@ -258,7 +258,8 @@ def _range(low: float | None, high: float | None, text_of: Callable[[float], str
     """Format a range; "" if both ends are 0."""
     if low is None or high is None:
         return "not known"
-    ends = [text_of(value) if value else "0" for value in (low, high)]
+    # What one stage spends less the more another takes, such as training after repeated calibration, comes reversed.
+    ends = [text_of(value) if value else "0" for value in sorted((low, high))]
     return " to ".join(dict.fromkeys(ends)) if low or high else ""
 
 

@@ -44,7 +44,7 @@ def init_project(folder: Path, example: Example | None = None) -> list[Path]:
     Raises:
         UserError: the folder is in a project or not empty (nothing is written), or git is missing.
     """
-    place = folder.absolute()
+    place = folder.resolve()
     if place.exists() and not place.is_dir():
         raise UserError(f"{folder} is a file", "name a folder, new or empty")
     if outer := find_project(place):

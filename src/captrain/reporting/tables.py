@@ -196,7 +196,7 @@ def _summary(root: Path) -> RenderableType:
     rows = _ranked(main, (IDLE, *headline_methods()))
     rates = _rates(rows, metrics.confidence)
     rewarded = [row["method"] for row in rows if supervision(row["method"]) == "rewards" and row["method"] != TRACE]
-    others = [BASE, TRACE, *rewarded[:1]]
+    others = [BASE, TRACE, *rewarded[:1], *(row["method"] for row in rows[1:2])]
     differences = evaluation_table(folder, "differences", DIFFERENCES)
     compared = _compared(differences, (TRACE, rows[0]["method"]), others, 1 - metrics.confidence)
     lacking, commands = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))

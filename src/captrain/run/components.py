@@ -27,7 +27,7 @@ from captrain.records import JsonObject, plain
 
 LONGEST = 300
 """Most characters of the user's text that a message quotes."""
-REMEDY = "correct it in params.yaml (overrides) or in conf/"
+REMEDY = "correct it where it is named: in params.yaml (overrides), in conf/, or on the command line"
 
 Built = TypeVar("Built")
 

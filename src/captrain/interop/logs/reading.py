@@ -148,6 +148,7 @@ REMEDY = (
     f"{EXAMPLE}\nOr name logs of another format. docs/formats.md says what each needs; for ToolSandbox, name the "
     f"folder with result_summary.json.\nFormats: {FORMATS}"
 )
+NO_ROW = "correct the file of --scores, none of whose rows names a rollout of these logs; they must be like these"
 NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
 BINARY = "it is a binary file"
@@ -396,7 +397,8 @@ class _Reader:
                 mark = reason.rpartition(" ")[2]
                 return f"say what passes: --pass-at {mark}, for example, counts a reward of {mark} or more as passed"
             if reason.startswith(NO_REWARD) and self.unscored is not None:
-                return f"{REMEDIES[NO_REWARD]}:\n{self.unscored}"
+                remedy = REMEDIES[NO_REWARD] if self.judge.scores is None else NO_ROW
+                return f"{remedy}:\n{self.unscored}"
         keys = [key for reason in reasons for key in REMEDIES if reason.startswith(key)]
         remedies = (REMEDIES[key] for key in (*keys, source_format) if key in REMEDIES)
         return next(remedies, "correct these entries; docs/formats.md has an example of each format")
