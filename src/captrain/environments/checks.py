@@ -502,9 +502,11 @@ def unspoilt(evidence: Evidence, task: Task) -> str | None:
     """
     rng, solution, play = evidence.random("afterwards", task.id), evidence.reference(task), evidence.solved(task)
     last = len(solution) - len(closing_of(solution))
-    player, right = adversary(evidence), calls_of(solution[last - 1]) if last else []
-    if right and right[-1][0] in player.tells - player.written:
-        return None
+    right = calls_of(solution[last - 1]) if last else []
+    if right and evidence.has_broken:
+        player = adversary(evidence)
+        if right[-1][0] in player.tells - player.written:
+            return None
     changed = [
         tool_call(tool, {**arguments, key: value})
         for tool, arguments in right[-1:]
