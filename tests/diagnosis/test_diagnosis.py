@@ -62,7 +62,7 @@ def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> 
     data["simulations"] = [one for one in data["simulations"] if one["reward_info"]["reward"] == 1.0]
     path = tmp_path / "passed.json"
     path.write_text(json.dumps(data))
-    assert "4 passed and 0 failed rollouts: nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
+    assert "4 passed and 0 failed rollouts; captrain compares" in diagnose(path, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "selection.json").exists() and (tmp_path / "out" / "report.md").exists()
 
 
@@ -88,7 +88,7 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     selected = [name for name, row in rows.items() if row["selected"]]
     assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)
     report = (out / "report.md").read_text()
-    assert "message 6, wrong_argument (traced): renew_loan: weeks 3 should be 2" in report
+    assert "message 6, wrong_argument (Wrong argument) (traced): renew_loan: weeks 3 should be 2" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
     assert "message 6, missing_information (traced): 3.50 was in view and not told" in report
 
@@ -194,10 +194,10 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     failed = [row for row in causes.values() if row["outcome"] == "failed"]
     of_suspects = sum(row["standing"] == "suspect" for row in failed)
     report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
-    assert f"| (suspect_reference) | {of_suspects} |" in report
+    assert f"| suspect_reference | Suspect reference | {of_suspects} |" in report
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
     fixes = {entry["subject"]: entry["facts"] for entry in json.loads((out / "advice.json").read_text())}
-    assert fixes["is judged by a suspect reference"].startswith(f"{of_suspects} of {len(failed)} failures")
+    assert fixes["is scored against a suspect reference"].startswith(f"{of_suspects} of {len(failed)} failures")
     counted = json.loads((out / "selection.json").read_text())["rollouts"]
     assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
 
@@ -212,7 +212,7 @@ def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspec
                 simulation["reward_info"] = {**simulation["reward_info"], "reward": 0.0}
         (tmp_path / f"{name}.json").write_text(json.dumps({**data, "simulations": simulations}))
     said = diagnose(tmp_path / "first.json", tmp_path / "second.json", "--out", tmp_path / "out")
-    assert "Agents: failures by their primary cause" in said and "first (8 failed)" in said and "second (8" in said
+    assert "Failures of each agent by primary cause" in said and "first (8 failed)" in said and "second (8" in said
     report = (tmp_path / "out/report.md").read_text()
     assert "first minus second: +0.000 (+0.000 to +0.000), 4 tasks of both" in report
     assert "none of 4 rollouts of 2 agents passes the task" in report

@@ -516,7 +516,7 @@ def test_validate_prints_the_sandbox_and_every_check_and_writes_passport_and_pag
 def test_validate_exits_with_1_when_a_check_fails_and_says_which(project: Path, captrain: Captrain) -> None:
     (project / "mine.py").write_text(text_of("claiming_pays"))
     status, out, _ = captrain("validate", "mine.py", "--sandbox", "basic", "--out", "found")
-    assert status == 1 and "1 checks failed" in out
+    assert status == 1 and "1 check failed" in out
     assert (
         "**failed** | reward of plays that know nothing | 0.5 | at most 0.3 |"
         in (project / "found/mine.passport.md").read_text()
@@ -544,7 +544,7 @@ def test_validate_writes_over_no_file_that_is_not_a_passport_of_its_own(project:
     for name in ("README.md", "mine.md", "mine.passport.md"):
         (project / name).write_text("mine")
     status, _, err = captrain("validate", "README.md", "--sandbox", "basic")
-    assert status == 2 and err.startswith("error: README.md is no Python file")
+    assert status == 2 and err.startswith("error: README.md is not a Python file")
     (project / "notes.py").write_text("x = 1\n")
     assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1
     assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1  # over its own passport

@@ -483,9 +483,21 @@ def test_a_job_on_two_nodes_needs_gpus_for_its_share_and_the_servers(spec: Compo
     assert "2 of its servers, and 4 to train on 2 nodes" in " ".join(printed(made).split())
 
 
+def test_a_plan_begins_with_its_total_and_leaves_out_columns_that_are_empty_throughout(root: Path) -> None:
+    spec, title = compose_configuration([], root)
+    lines = printed(plan.make_plan(spec, estimate.Node(), title)).splitlines()
+    assert lines[0].startswith("Total of experiment default, seed 0, selection.delta=0.15: time ")
+    assert re.search(r" min, rollouts [\d,]+ to [\d,]+, jobs \d+$", lines[0])
+    costs = next(line for line in lines if "stage" in line and "time" in line)
+    assert "GPU-hours" not in costs and "money" not in costs
+    served = printed(planned(compose_configuration(NODE8, root)[0]))
+    assert re.match(r"Total of : time [^,]* h, GPU-hours 110 to 130, rollouts ", served)
+    assert "GPU-hours" in next(line for line in served.splitlines() if "stage" in line and "time" in line)
+
+
 def test_the_plan_counts_the_whole_node_and_sets_stages_apart_that_the_paper_does_not_have(spec: Compose) -> None:
     made = planned(spec(*NODE8))
     assert made.held == 8 and "node, held throughout" in printed(made)
     assert "own: rejection_sft, solutions, causality, 25 GPU-hours" in " ".join(printed(made).split())
     alone = [f"{name}.run=false" for name in ("baselines.rejection_sft", "baselines.solutions", "causality")]
-    assert "not in the paper" not in " ".join(printed(planned(spec(*NODE8, *alone))).split())
+    assert "Not in the paper" not in " ".join(printed(planned(spec(*NODE8, *alone))).split())

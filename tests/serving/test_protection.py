@@ -301,7 +301,7 @@ def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("MY_TOKEN", "secret")
     assert protection_of("0.0.0.0", "MY_TOKEN").token == "secret"
     status, _, err = captrain(tmp_path, "serve", "nowhere", "--host", "0.0.0.0")
-    assert status == 2 and err.startswith("error: whoever reaches 0.0.0.0 could use the model\n  remedy: ")
+    assert status == 2 and err.startswith("error: anyone who reaches 0.0.0.0 could use the model\n  remedy: ")
     status, _, err = captrain(tmp_path, "serve", "nowhere", "--token-env", "NO_SUCH")
     assert status == 2 and "NO_SUCH is not set" in err
     assert captrain(tmp_path, "serve", "nowhere", "--port", "70000")[0] == 2

@@ -193,8 +193,12 @@ def diagnose(
         )
     advice = diagnosis.advise(found, out)
     diagnosis.publish_diagnosis(found, out, advice)
-    unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis.diagnosis_summary(found, advice), *unproven, f"The whole report: {out / 'report.html'}")
+    unproven = [
+        "No cause is proven, because the benchmark that replays these rollouts is missing. Before you diagnose again:",
+        f"  {worlds.missing}",
+    ]
+    lines = [*diagnosis.diagnosis_summary(found, advice), *(unproven if worlds.missing else [])]
+    print_all(*lines, f"The whole report: {out / 'report.html'}")
 
 
 def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:

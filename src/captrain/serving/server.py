@@ -116,7 +116,7 @@ def embedded_server(
     """
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is no folder {folder}", "name a folder that contains adapters")
     policy = LocalPolicy(model, BATCH, temperature=1.0, max_turns=1, max_tokens=TOKENS)
     return ChatServer(policy, name, adapters, str(model), folders)
 
