@@ -130,7 +130,7 @@ def test_a_language_model_writes_it_from_logs_alone_and_its_cost_comes_first(
         assert not (elsewhere / "environments").exists()
         status, printed = run(*command, "--prices", 1, 2, "--sandbox", "basic")
     assert status == 0, printed
-    assert len(asked) == 1 and printed.index("at most 3 questions") < printed.index("asked: 1 answers")
+    assert len(asked) == 1 and printed.index("at most 3 questions") < printed.index("The model gave 1 answer: ")
     assert "cost " in printed
     passport = read_json(elsewhere / "environments/missing_lookup.passport.json", Passport)
     assert passport.passed and not passport.trusted

@@ -262,6 +262,11 @@ CAUSES = {
 """By id, roots before what they bring about."""
 
 
+def titled(name: str) -> str:
+    """Return the id and the title of a cause; only the id if it is not in the registry."""
+    return f"{name} ({CAUSES[name].name})" if name in CAUSES else name
+
+
 class Grade(StrEnum):
     """How sure a verdict is, the surest first. Only `OBSERVED` is no cause: it is listed apart and counted nowhere."""
 

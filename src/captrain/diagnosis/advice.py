@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import CAUSES, CandidateAccount, prompt_line
-from captrain.diagnosis.diagnosis import Account, Diagnosis
+from captrain.capabilities import CAUSES, CandidateAccount, prompt_line, titled
+from captrain.diagnosis.diagnosis import FEW, Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
@@ -74,11 +74,6 @@ class _Remedies:
         how, command = self.training[cause]
         start = "if that is not enough, train" if line else "train"
         return [*actions, f"{start} {titled(cause)}{how}"], command
-
-
-def titled(cause: str) -> str:
-    """A cause by id and title."""
-    return f"{cause} ({CAUSES[cause].name})"
 
 
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
@@ -199,6 +194,7 @@ def _open_question(account: Account, entry: CandidateAccount) -> list[str]:
     least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
     if least is None:
         return ["leave it: even many more rollouts could not tell this gap from chance", *reminder]
+    least = max(least, FEW)  # fewer conclude nothing, however large the gap is
     if least <= count:
         return [f"no training yet: {entry['reason']}", *reminder]
     return [f"too few rollouts to conclude: collect {least - count} more that pass and as many that fail", *reminder]

@@ -20,8 +20,8 @@ from markupsafe import Markup
 from rich.table import Table
 
 from captrain.benchmarks import ToolKind
-from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association
-from captrain.diagnosis.advice import Advice, advise, titled
+from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association, titled
+from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
 from captrain.diagnosis.observations import DOUBTS, OBSERVATIONS

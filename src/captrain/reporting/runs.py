@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
+from captrain.capabilities import titled
 from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, all_routes
 from captrain.errors import UserError
 from captrain.records import JsonObject, Rollout, digest, parse_table, parse_yaml, read_bytes, scan
@@ -165,7 +166,7 @@ def compare_runs(first: ComparedRun, second: ComparedRun) -> list[RenderableType
     if names := {**first.capabilities, **second.capabilities}:
         capabilities = Table("selected capability", first.name, second.name, title_justify="left")
         for name in names:
-            capabilities.add_row(name, first.capabilities.get(name, "-"), second.capabilities.get(name, "-"))
+            capabilities.add_row(titled(name), first.capabilities.get(name, "-"), second.capabilities.get(name, "-"))
     notes = [OTHER_TASKS] if any(key.startswith(WORLD) for key in keys) else []
     return [settings, capabilities, _rates_table(first, second), *notes]
 
