@@ -99,7 +99,8 @@ def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tm
     said = diagnose(LIBRARY, "--out", tmp_path)
     counts = "12 rollouts: 4 passed, 7 failed, 1 without a verdict (error), 1 with a fault of the simulated user"
     assert counts in said.replace("\n", " ")
-    assert said.index("\n6. does something") < said.index("\nWhat else to do\n7. The simulated user spoilt 1 of 7 failures")
+    assert "\n6. does something that the policy forbids: the primary cause of 1 of 7 failures\n" in said
+    assert "\nWhat else to do\n7. The simulated user spoilt 1 of 7 failures\n" in said
     assert "\n8. An error stopped 1 rollout\n   -> repair the infrastructure, and play these tasks again\n" in said
     report = (tmp_path / "report.md").read_text()
     assert "## What else to do\n\n7. **The simulated user spoilt 1 of 7 failures**\n" in report

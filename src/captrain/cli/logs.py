@@ -165,7 +165,7 @@ def diagnose(
     if analyst == "openai":
         # Print the cost before asking anything.
         if not model:
-            raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
+            raise UserError("--analyst openai needs a model", "add --model NAME, the name of the model at its endpoint")
         access = model_access(endpoint_env, key_env, tokens, prices)
         print_all(str(diagnosis.judging_cost(logs, RUNS, access)))
         if not dry_run:
@@ -178,7 +178,7 @@ def diagnose(
     if unknown := [name for name in kinds if name not in tools]:
         raise UserError(
             f"{tools_as} names {', '.join(unknown)}, which no rollout has",
-            f"name tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
+            f"choose from the tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
         )
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
         found = diagnosis.diagnose(

@@ -97,7 +97,9 @@ def find_run(name: str, root: Path) -> ComparedRun:
         candidates = parsed(CAPABILITIES)["candidates"] if CAPABILITIES in texts else []
         capabilities = {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{CAPABILITIES} of {name} is not a selection", "make it again") from None
+        raise UserError(
+            f"{CAPABILITIES} of {name} is not a selection", "make it again with `captrain run capabilities`"
+        ) from None
     rates = dict[str, Rate]()
     if MAIN in texts:
         kinds, numbers = {"method": str, "label": str}, ("pass_rate", "low", "high")
