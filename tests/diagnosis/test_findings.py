@@ -69,13 +69,13 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     )
     assert done.exit_code == 0, done.output
     name, line = "restart without an earlier get_metric", 'add to the prompt: "Call get_metric before restart."'
-    deed = f"shows this pattern of calls: {name}"
+    deed = f'shows the pattern "{name}"'
     assert f"1. {deed}: 10 of 10 failures, 0 passed rollouts; the only fault in 10; not proven by replay" in done.output
     report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
     assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report
     assert "message 1: restart(api)" in report and "add the solution of each task to the logs as `reference`" in report
     assert report.index("Your agent mostly fails because it") < report.index("Calls that correlate with")
-    assert f"<strong>{deed}</strong>" in page and "get_metric never called" in page
+    assert f"<strong>{deed}</strong>" in page.replace("&#34;", '"') and "get_metric never called" in page
     [first, *_] = json.loads((tmp_path / "out/advice.json").read_text())
     assert first["subject"] == deed and "f0, message 1" in first["example"]
 

@@ -90,7 +90,8 @@ def synthesize(
         print_all(f"no attempt earned its passport: {passport.complaints()}", f"{path} is the best of them")
         raise typer.Exit(1)
     checks = f"{counted(len(passport.checks), 'check')} passed, {'on' if base else 'without'} the base"
-    print_all(f"passport: {checks}", f"{path} trains {order.brief.capability.name}")
+    trained = order.brief.capability
+    print_all(f"passport: {checks}", f"{path} trains {trained.id} ({trained.name})")
 
 
 def validate(
