@@ -92,7 +92,7 @@ def test_the_printed_table_says_not_run_here(tau2: Path) -> None:
     text = console.export_text()
     assert {rates.version for rates in read_published().tables.values()} == {"1", "July 2026", "another document"}
     for row in (r"TRACE, mixture[ │]+tau2-bench, 164[ │]+15\.3", r"TRACE[ │]+tau2-bench, 164[ │]+14\.1"):
-        assert re.search(rf"July 2026[ │]+{row}", text)
+        assert re.search(row, text.partition("version: July 2026")[2].partition("version: ")[0])
     assert NOT_RUN in text and "40.0 (20 tasks)" in text and "arXiv 2604.05336" in text
 
 

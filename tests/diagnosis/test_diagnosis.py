@@ -35,6 +35,8 @@ def test_few_rollouts_are_said_to_conclude_nothing_and_nothing_is_selected(tmp_p
     said = diagnose(LIBRARY, "--out", tmp_path)
     why = "4 passed and 6 failed rollouts; at least 10 of each are needed to conclude anything"
     assert f"Nothing can be concluded: {why}" in said.replace("\n", " ") and "selected" not in said
+    # With 4 passed rollouts, 6 more make the 10 that any conclusion needs.
+    assert "collect 6 more that pass and as many that fail" in said and "collect 1 more" not in said
     report = (tmp_path / "report.md").read_text()
     assert report.index(why) < report.index("## Outcomes")
     assert not any(row["selected"] for row in ranked(tmp_path).values())
@@ -62,7 +64,7 @@ def test_logs_of_one_outcome_give_a_report_without_a_ranking(tmp_path: Path) -> 
     data["simulations"] = [one for one in data["simulations"] if one["reward_info"]["reward"] == 1.0]
     path = tmp_path / "passed.json"
     path.write_text(json.dumps(data))
-    assert "4 passed and 0 failed rollouts: nothing to contrast" in diagnose(path, "--out", tmp_path / "out")
+    assert "4 passed and 0 failed rollouts; captrain compares" in diagnose(path, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "selection.json").exists() and (tmp_path / "out" / "report.md").exists()
 
 
@@ -88,16 +90,20 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     selected = [name for name, row in rows.items() if row["selected"]]
     assert selected and all(re.search(rf"{name} .* yes ", said) for name in selected)
     report = (out / "report.md").read_text()
-    assert "message 6, wrong_argument (traced): renew_loan: weeks 3 should be 2" in report
+    assert "message 6, wrong_argument (Wrong argument) (traced): renew_loan: weeks 3 should be 2" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
-    assert "message 6, missing_information (traced): 3.50 was in view and not told" in report
+    assert "message 6, missing_information (Missing information) (traced): 3.50 was in view and not told" in report
 
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:
     said = diagnose(LIBRARY, "--out", tmp_path)
     counts = "12 rollouts: 4 passed, 7 failed, 1 without a verdict (error), 1 with a fault of the simulated user"
     assert counts in said.replace("\n", " ")
+    assert "\n6. does something that the policy forbids: the primary cause of 1 of 7 failures\n" in said
+    assert "\nWhat else to do\n7. The simulated user spoilt 1 of 7 failures\n" in said
+    assert "\n8. An error stopped 1 rollout\n   -> repair the infrastructure, and play these tasks again\n" in said
     report = (tmp_path / "report.md").read_text()
+    assert "## What else to do\n\n7. **The simulated user spoilt 1 of 7 failures**\n" in report
     assert "tau2/library/fee (error, trial 2): the simulation ended with infrastructure_error" in report
     assert "tau2/library/renew (failed, trial 3): message 5: the user left its instructions" in report
     # What the log counts as failed stays in its pass rate.
@@ -194,10 +200,10 @@ def test_a_suspect_reference_is_never_counted_for_the_agent_in_any_file(tmp_path
     failed = [row for row in causes.values() if row["outcome"] == "failed"]
     of_suspects = sum(row["standing"] == "suspect" for row in failed)
     report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
-    assert f"| (suspect_reference) | {of_suspects} |" in report
+    assert f"| suspect_reference | Suspect reference | {of_suspects} |" in report
     assert report.count("(its reference is suspect)") == of_suspects and "cause-suspect_reference" in page
     fixes = {entry["subject"]: entry["facts"] for entry in json.loads((out / "advice.json").read_text())}
-    assert fixes["is judged by a suspect reference"].startswith(f"{of_suspects} of {len(failed)} failures")
+    assert fixes["is scored against a suspect reference"].startswith(f"{of_suspects} of {len(failed)} failures")
     counted = json.loads((out / "selection.json").read_text())["rollouts"]
     assert counted["passed"] + counted["failed"] == sum(row["standing"] == "contrasted" for row in causes.values())
 
@@ -212,13 +218,13 @@ def test_agents_are_columns_paired_by_task_and_a_task_that_none_passes_is_suspec
                 simulation["reward_info"] = {**simulation["reward_info"], "reward": 0.0}
         (tmp_path / f"{name}.json").write_text(json.dumps({**data, "simulations": simulations}))
     said = diagnose(tmp_path / "first.json", tmp_path / "second.json", "--out", tmp_path / "out")
-    assert "Agents: failures by their primary cause" in said and "first (8 failed)" in said and "second (8" in said
+    assert "Failures of each agent by primary cause" in said and "first (8 failed)" in said and "second (8" in said
     report = (tmp_path / "out/report.md").read_text()
-    assert "first minus second: +0.000 (+0.000 to +0.000), 4 tasks of both" in report
+    assert "first minus second: +0.000 (+0.000 to +0.000), on 4 tasks that both played." in report
     assert "none of 4 rollouts of 2 agents passes the task" in report
     suspects = [json.loads(line)["task"] for line in (tmp_path / "out/suspects.jsonl").read_text().splitlines()]
     assert set(suspects) == {"tau2/library/keep"}
-    assert "the logs hold 2 agents" in said and not any(row["selected"] for row in ranked(tmp_path / "out").values())
+    assert "the logs have 2 agents" in said and not any(row["selected"] for row in ranked(tmp_path / "out").values())
 
 
 @pytest.mark.parametrize("is_common", [True, False])

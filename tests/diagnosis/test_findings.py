@@ -70,13 +70,13 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     )
     assert done.exit_code == 0, done.output
     name, line = "restart without an earlier get_metric", 'add to the prompt: "Call get_metric before restart."'
-    deed = f"shows this pattern of calls: {name}"
+    deed = f'shows the pattern "{name}"'
     assert f"1. {deed}: 10 of 10 failures, 0 passed rollouts; the only fault in 10; not proven by replay" in done.output
     report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
     assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report
-    assert "message 1: restart(api)" in report and "bring the solutions of the tasks as `reference`" in report
+    assert "message 1: restart(api)" in report and "add the solution of each task to the logs as `reference`" in report
     assert report.index("Your agent mostly fails because it") < report.index("Calls that correlate with")
-    assert f"<strong>{deed}</strong>" in page and "get_metric never called" in page
+    assert f"<strong>{deed}</strong>" in page.replace("&#34;", '"') and "get_metric never called" in page
     [first, *_] = json.loads((tmp_path / "out/advice.json").read_text())
     assert first["subject"] == deed and "f0, message 1" in first["example"]
 
@@ -204,7 +204,7 @@ def test_a_fix_of_failures_with_and_without_reference_names_the_kind_of_task_tha
     chats = [chat(f"night_{n}", looped, 0, due if n % 3 == 0 else ()) for n in range(18)]
     chats += [chat(f"day_{n}", due, 1, due if n % 3 else ()) for n in range(18)]
     [fix, *_] = diagnosed(tmp_path, chats).findings.fixes
-    assert fix.counts["failures"] == 12 and fix.kinds == [("task id: night", 12)]
+    assert fix.counts["failures"] == 12 and fix.kinds == [("with night in the id", 12)]
 
 
 def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_project_s_own_benchmark_proves_causes_and_brings_the_references(
     failed = [row for row in causes if row["outcome"] == "failed"]
     assert failed and all(row["primary"] and any(step["needed"] for step in row["repairs"]) for row in failed)
     assert all(step["proven"] for row in failed for step in row["repairs"])
-    assert "without a reference" not in (tmp_path / "found/report.md").read_text()
+    assert "No reference in" not in (tmp_path / "found/report.md").read_text()
 
 
 WORKER = """
@@ -402,7 +402,7 @@ def test_a_world_that_fails_leaves_causes_unproven_and_says_why_once(
     assert "no argument_1" in refused and "died" in dead and "no such scenario" in unopened
     assert "unproven" not in rows[3]
     report = (tmp_path / "out/report.md").read_text()
-    note = "3 rollouts could not be replayed, so causes are not proven there; the first is chat/multi\\_turn\\_base\\_0"
+    note = "3 rollouts could not be replayed, so their causes are not proven. The first is chat/multi\\_turn\\_base\\_0"
     assert report.count("could not be replayed") == 1 and note.replace("\\", "") in report.replace("\\", "")
 
 

@@ -52,7 +52,7 @@ def test_a_newcomer_sees_what_to_fix_and_goes_from_a_cause_to_the_message_that_f
     browser.run("document.querySelector('#cause-wrong_argument + details').open = true")
     browser.run("document.querySelector('#cause-wrong_argument').scrollIntoView()")
     failing = browser.run("document.querySelector('#cause-wrong_argument + details .failing').innerText")
-    assert "Wrong argument: " in failing and "update_zip(" in failing
+    assert "wrong_argument (Wrong argument): " in failing and "update_zip(" in failing
     boxes = "[...document.querySelectorAll('#cause-wrong_argument + details .pair > div')]"
     tops = browser.run(f"{boxes}.map((box) => box.getBoundingClientRect().top)")
     assert len(tops) == 2 and tops[0] == tops[1], "what happened and the reference stand side by side"

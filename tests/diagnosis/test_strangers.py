@@ -175,7 +175,7 @@ def test_a_pass_that_read_the_solution_or_broke_the_policy_is_listed_and_counts_
     read = coding(turn("bash", "42", command="cat tests/expected_output.txt"), EDIT, PASSES) | {"reward": 1}
     rows, printed = diagnosed(tmp_path, written(tmp_path, read, coding(EDIT, PASSES) | {"reward": 1}))
     assert [[doubt["name"] for doubt in row.get("doubts", [])] for row in rows] == [["oracle_read"], []]
-    assert "Passes that should not pass" in printed and "2 passed, 0 failed" in printed
+    assert "Passes that may be wrong" in printed and "2 passed, 0 failed" in printed
 
 
 def test_the_truth_that_a_log_holds_stands_beside_the_agent_s_answer(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_truth_that_a_log_holds_stands_beside_the_agent_s_answer(tmp_path: P
     [row], _ = diagnosed(tmp_path, tmp_path / "log.jsonl")
     noted = {remark["name"]: remark["evidence"] for remark in row["observations"]}
     assert "flag{42}" in noted["truth"] and "Flag{4l}" in noted["truth"] and "no match" in noted["truth"]
-    assert "stands in no earlier message" in noted["answer_from_nowhere"]
+    assert "is in no earlier message" in noted["answer_from_nowhere"]
 
 
 def assay(number: int, *, is_sum: bool) -> Row:

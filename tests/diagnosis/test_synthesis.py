@@ -130,7 +130,7 @@ def test_a_language_model_writes_it_from_logs_alone_and_its_cost_comes_first(
         assert not (elsewhere / "environments").exists()
         status, printed = run(*command, "--prices", 1, 2, "--sandbox", "basic")
     assert status == 0, printed
-    assert len(asked) == 1 and printed.index("at most 3 questions") < printed.index("asked: 1 answers")
+    assert len(asked) == 1 and printed.index("at most 3 questions") < printed.index("The model gave 1 answer: ")
     assert "cost " in printed
     passport = read_json(elsewhere / "environments/missing_lookup.passport.json", Passport)
     assert passport.passed and not passport.trusted
@@ -159,8 +159,9 @@ def test_an_environment_that_repeats_a_logged_task_earns_no_passport(
 
 def test_what_cannot_be_made_is_one_message_with_the_remedy(elsewhere: Path) -> None:
     run("diagnose", EXAMPLE, "--out", "bare")
-    assert "captrain synthesize wrong_argument" not in advice(elsewhere / "bare")["wrong_argument"]
-    assert "--tools FILE" in advice(elsewhere / "bare")["wrong_argument"]
+    needed = advice(elsewhere / "bare")["wrong_argument"]
+    assert "FILE, a JSON list of your tools' schemas, which the logs lack" in needed
+    assert needed.rstrip().endswith("--tools FILE --model MODEL")
     order = ("synthesize", "wrong_argument", "--out", "environments", "--diagnosis")
     with pytest.raises(UserError, match=r"the schemas of \d+ tools? are missing, such as \w+(.|\n)*--tools"):
         run(*order, "bare", "--model", "m")

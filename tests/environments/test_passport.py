@@ -552,7 +552,7 @@ def test_validate_writes_over_no_file_that_is_not_a_passport_of_its_own(project:
     for name in ("README.md", "mine.md", "mine.passport.md"):
         (project / name).write_text("mine")
     status, _, err = captrain("validate", "README.md", "--sandbox", "basic")
-    assert status == 2 and err.startswith("error: README.md is no Python file")
+    assert status == 2 and err.startswith("error: README.md is not a Python file")
     (project / "notes.py").write_text("x = 1\n")
     assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1
     assert captrain("validate", "notes.py", "--sandbox", "basic")[0] == 1  # over its own passport

@@ -92,7 +92,7 @@ def test_an_environment_without_a_valid_passport_is_not_exported(tmp_path: Path,
     status, _, error = captrain(tmp_path, *command)
     assert status == 2 and "has no passport" in error and "captrain validate" in error
     status, _, error = captrain(tmp_path, "export-environment", "flying", "--to", "trl", "--out", "package")
-    assert status == 2 and f"there are {NAME}" in error
+    assert status == 2 and f"choose one of {NAME}" in error
     assert not (tmp_path / "package").exists()
 
 

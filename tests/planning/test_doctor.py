@@ -105,7 +105,7 @@ def test_the_embedded_default_needs_nothing_and_impossible_settings_are_listed(
     assert result.exit_code == 0 and "missing" not in result.output
     monkeypatch.setenv("COLUMNS", "250")  # so that nothing is wrapped
     refused = CliRunner().invoke(app, ["doctor", "evaluation.tasks=61", *PAPER])
-    assert refused.exit_code == 1 and "split test has 60" in " ".join(refused.output.split())
+    assert refused.exit_code == 1 and "split test has at most 60 tasks" in " ".join(refused.output.split())
     assert "evaluation.tasks" in refused.output
 
 
@@ -305,7 +305,7 @@ def test_commands_run_only_where_there_is_a_gpu(root: Path, tmp_path: Path, monk
     monkeypatch.chdir(root)
     result = CliRunner().invoke(app, ["doctor", "--gpu"])
     text = " ".join(result.output.split())
-    assert result.exit_code == 1 and f"none of {len(GPU_COMMANDS)} commands was run" in text
+    assert result.exit_code == 1 and f"no GPU is visible, so {len(GPU_COMMANDS)} commands did not run" in text
     command(tmp_path / "bin", "nvidia-smi", "echo GPU 0")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     assert [result.passed for result in run_on_gpus({"one": "true", "other": "false"}, root)] == [True, False]

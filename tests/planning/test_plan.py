@@ -182,8 +182,16 @@ def test_a_node_without_throughput_is_refused() -> None:
         (("policy.temperature=0.0",), "temperature = 0 in training", ("environments.temperature=1.0",)),
         ((*SMALL, "environments.temperature=null"), "teach nothing", ("environments.temperature=1.0",)),
         (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
-        ((*SMALL, "rollouts.tasks=96"), "rollouts.tasks = 96, and split discovery has 65", ("rollouts.tasks=32",)),
-        ((*SMALL, "evaluation.tasks=61"), "evaluation.tasks = 61, and split test has 60", ("evaluation.tasks=60",)),
+        (
+            (*SMALL, "rollouts.tasks=96"),
+            "split discovery has at most 65 tasks",
+            ("rollouts.tasks=32",),
+        ),
+        (
+            (*SMALL, "evaluation.tasks=61"),
+            "split test has at most 60 tasks",
+            ("evaluation.tasks=60",),
+        ),
         (("+trainer.experts=true",), "is not a mixture of experts", ("+trainer.experts=false",)),
         ((*NODE8, "+trainer.experts=true", "machine.vllm.gpus=0"), "need a GPU", ("machine.vllm.gpus=2",)),
         ((*NODE8, "baselines.mixture.run=true"), "neither mix adapters per layer", ("baselines.mixture.run=false",)),
@@ -329,9 +337,7 @@ def test_split_sizes_are_those_of_the_benchmark(spec: Compose) -> None:
 def test_a_model_that_does_not_fit_one_gpu_is_refused_with_what_fills_it(spec: Compose) -> None:
     small = spec(*SMALL)
     planned(small).refuse_impossible()
-    with pytest.raises(
-        UserError, match=r"does not fit while it is trained: about 1\d\d GiB of each of 1 GPUs"
-    ) as error:
+    with pytest.raises(UserError, match=r"does not fit while it is trained: about 1\d\d GiB of each of 1 GPU") as error:
         planned(small, gpus=1).refuse_impossible()
     assert "weights 110" in error.value.problem and "KV cache" in error.value.problem
     planned(small, gpus=1, memory=288.0).refuse_impossible()
@@ -489,9 +495,21 @@ def test_a_job_on_two_nodes_needs_gpus_for_its_share_and_the_servers(spec: Compo
     assert "2 of its servers, and 4 to train on 2 nodes" in " ".join(printed(made).split())
 
 
+def test_a_plan_begins_with_its_total_and_leaves_out_columns_that_are_empty_throughout(root: Path) -> None:
+    spec, title = compose_configuration([], root)
+    lines = printed(plan.make_plan(spec, estimate.Node(), title)).splitlines()
+    assert lines[0].startswith("Total of experiment default, seed 0, selection.delta=0.15: time ")
+    assert re.search(r" min, rollouts [\d,]+ to [\d,]+, jobs \d+$", lines[0])
+    costs = next(line for line in lines if "stage" in line and "time" in line)
+    assert "GPU-hours" not in costs and "money" not in costs
+    served = printed(planned(compose_configuration(NODE8, root)[0]))
+    assert re.match(r"Total of : time [^,]* h, GPU-hours 110 to 130, rollouts ", served)
+    assert "GPU-hours" in next(line for line in served.splitlines() if "stage" in line and "time" in line)
+
+
 def test_the_plan_counts_the_whole_node_and_sets_stages_apart_that_the_paper_does_not_have(spec: Compose) -> None:
     made = planned(spec(*NODE8))
     assert made.held == 8 and "node, held throughout" in printed(made)
     assert "own: rejection_sft, solutions, causality, 25 GPU-hours" in " ".join(printed(made).split())
     alone = [f"{name}.run=false" for name in ("baselines.rejection_sft", "baselines.solutions", "causality")]
-    assert "not in the paper" not in " ".join(printed(planned(spec(*NODE8, *alone))).split())
+    assert "Not in the paper" not in " ".join(printed(planned(spec(*NODE8, *alone))).split())

@@ -32,6 +32,12 @@ def test_the_table_has_selected_capabilities_before_and_after_training(tmp_path:
     assert "wording" not in text.get()
 
 
+def test_a_capability_has_its_id_and_its_title(tmp_path: Path) -> None:
+    rows = (row.replace("copying", "missing_write") for row in (BEFORE, AFTER))
+    table = rediscovery_table(results(tmp_path, *rows))
+    assert table is not None and [*table.columns[0].cells] == ["missing_write (Omitted operation)"] * 2
+
+
 @pytest.mark.parametrize("rows", [(), (BEFORE,)])
 def test_an_agent_that_was_not_diagnosed_again_has_no_table(tmp_path: Path, rows: tuple[str, ...]) -> None:
     folder = results(tmp_path, *rows)

@@ -53,11 +53,12 @@ def test_runs_on_the_same_tasks_are_paired_by_task_and_others_are_not(tmp_path: 
     assert "+0.100" in trace and "yes" in trace.split("to")[-1]
     low, high = (float(word) for word in trace.replace("│", " ").split() if word[0] in "+-" and word != "+0.100")
     assert low == pytest.approx(0.025, abs=0.026) and high == pytest.approx(0.2, abs=0.026)
-    assert trace.count("yes") == 2 and "+0.000 to +0.000" in out
+    assert trace.count("yes") == 1 and "+0.000 to +0.000" in out and "Paired by task." in out
     play(tmp_path / "two", {"base": base, "check": [1] * 24 + [0] * 16}, data="another desk")
     out = captrain(tmp_path, "compare", "one", "two")[1]
     trace = next(line for line in out.splitlines() if "TRACE" in line)
-    assert "the tasks or trials differ" in " ".join(out.split()) and trace.split("│")[-2].strip() == "no"
+    assert "the tasks or trials differ" in " ".join(out.split())
+    assert "Compared as two independent runs" in out and "Paired" not in out
     (tmp_path / "two/artifacts/evaluation/rollouts.jsonl").unlink()
     assert "the rollouts of two are not here" in " ".join(captrain(tmp_path, "compare", "one", "two")[1].split())
 

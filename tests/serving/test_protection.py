@@ -296,12 +296,12 @@ def test_a_link_that_is_swapped_in_while_an_adapter_is_read_loads_nothing_from_e
 def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, captrain, tmp_path: Path) -> None:
     assert protection_of("127.0.0.1").token == ""
     for host in ("0.0.0.0", "::", "192.0.2.1", ""):
-        with pytest.raises(UserError, match="whoever reaches"):
+        with pytest.raises(UserError, match="anyone who reaches"):
             protection_of(host)
     monkeypatch.setenv("MY_TOKEN", "secret")
     assert protection_of("0.0.0.0", "MY_TOKEN").token == "secret"
     status, _, err = captrain(tmp_path, "serve", "nowhere", "--host", "0.0.0.0")
-    assert status == 2 and err.startswith("error: whoever reaches 0.0.0.0 could use the model\n  remedy: ")
+    assert status == 2 and err.startswith("error: anyone who reaches 0.0.0.0 could use the model\n  remedy: ")
     status, _, err = captrain(tmp_path, "serve", "nowhere", "--token-env", "NO_SUCH")
     assert status == 2 and "NO_SUCH is not set" in err
     assert captrain(tmp_path, "serve", "nowhere", "--port", "70000")[0] == 2

@@ -58,6 +58,7 @@ from .rules import Grade as Grade
 from .rules import Rule as Rule
 from .rules import Verdict as Verdict
 from .rules import possible_causes as possible_causes
+from .rules import titled as titled
 from .selection import LACKING as LACKING
 from .selection import PRESENT as PRESENT
 from .selection import Counts as Counts

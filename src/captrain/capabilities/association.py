@@ -61,7 +61,7 @@ PHRASES = {
         "Of several records, take {0} from the one that the user's words describe.",
     ),
     "made": Phrase("{0} not called", line="Do not close before {0} is done, where the task needs it."),
-    "equal": Phrase("{0} with another {1}", line="Before {0}, check {1} against the records and the request."),
+    "equal": Phrase("{0} with the wrong {1}", line="Before {0}, check its {1} against the records and the request."),
     "instead": Phrase(
         "another call instead of {0}",
         line="Before you change a record, read it, and let what it says decide between {0} and anything else.",

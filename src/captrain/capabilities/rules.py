@@ -107,14 +107,14 @@ CAUSES = {
         (occasions.missing_lookups, occasions.milestone_reads),
         GoalPattern("order"),
         "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
-        deed="acts before it looks up what decides",
+        deed="acts without a look-up that it needs first",
     ),
     "incomplete_search": Cause(
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
         line="When a request may concern any of several records, open all of them before you answer.",
         further_occasions=(occasions.reads_due,),
-        deed="looks at some records, and not at the one that counts",
+        deed="looks at some records and misses the right one",
     ),
     "unverified_claim": Cause(
         "Unverified claim",
@@ -137,7 +137,7 @@ CAUSES = {
         "no write on a record",
         (occasions.records,),
         GoalPattern("argument"),
-        deed="acts on another record than the one that is meant",
+        deed="acts on the wrong record",
     ),
     "undue_compliance": Cause(
         "Undue compliance",
@@ -145,7 +145,7 @@ CAUSES = {
         "nothing to decline is known",
         (occasions.declined_requests, occasions.minefields),
         line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
-        deed="does what the policy forbids",
+        deed="does something that the policy forbids",
     ),
     "wrong_operation": Cause(
         "Wrong operation",
@@ -153,14 +153,14 @@ CAUSES = {
         "no write on the right record that the reference does not read first",
         (occasions.operations,),
         GoalPattern("write"),
-        deed="chooses another operation than the record calls for",
+        deed="chooses the wrong operation",
     ),
     "wrong_computation": Cause(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
         further_occasions=(occasions.values_of_writes,),
         step=GoalPattern("argument", by_user=False),
-        deed="works out a value wrongly",
+        deed="computes a value wrongly",
     ),
     "wrong_argument": Cause(
         "Wrong argument",
@@ -175,7 +175,7 @@ CAUSES = {
         "Names only what the user or a tool has said.",
         line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
         further_occasions=(occasions.calls,),
-        deed="uses a value that nobody has said",
+        deed="uses a value that it made up",
     ),
     "extra_write": Cause(
         "Unneeded operation",
@@ -192,7 +192,7 @@ CAUSES = {
         "no call was made",
         (occasions.invalid_calls,),
         GoalPattern("argument"),
-        deed="makes a call that is refused or never executed, and does not repair it",
+        deed="makes an invalid call and does not correct it",
         is_unreferenced=True,
     ),
     "partial_refusal": Cause(
@@ -234,7 +234,7 @@ CAUSES = {
         "nothing is handed over, or that is due",
         (occasions.hand_over,),
         line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
-        deed="hands over what it can do itself",
+        deed="transfers to a human what it could do itself",
     ),
     "missing_escalation": Cause(
         "Missing hand-over",
@@ -242,7 +242,7 @@ CAUSES = {
         "the reference hands nothing over",
         (occasions.escalation,),
         line="Hand over when the policy says so, by the tool that does it.",
-        deed="does not hand over what it should",
+        deed="does not transfer to a human when it should",
     ),
     "premature_stop": Cause(
         "Premature stop",
@@ -258,10 +258,15 @@ CAUSES = {
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
         needs_values=True,
-        deed="words its last message otherwise than the reference",
+        deed="words its last message differently from the reference",
     ),
 }
 """Cause by id. Roots come before the symptoms that follow from them."""
+
+
+def titled(name: str) -> str:
+    """Return the id and the title of a cause; only the id if it is not in the registry."""
+    return f"{name} ({CAUSES[name].name})" if name in CAUSES else name
 
 
 class Grade(StrEnum):

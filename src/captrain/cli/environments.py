@@ -85,12 +85,13 @@ def synthesize(
     result, path = diagnosis.synthesize_ordered(order, base, out)
     passport = result.best.passport
     if usage := getattr(order.synthesizer, "usage", None):
-        print_all(f"asked: {usage.answers} answers, {usage}")
+        print_all(f"The model gave {counted(usage.answers, 'answer')}: {usage}")
     if not result.passed:
         print_all(f"no attempt earned its passport: {passport.complaints()}", f"{path} is the best of them")
         raise typer.Exit(1)
-    checks = f"{len(passport.checks)} checks passed, {'on' if base else 'without'} the base"
-    print_all(f"passport: {checks}", f"{path} trains {order.brief.capability.name}")
+    checks = f"{counted(len(passport.checks), 'check')} passed, {'on' if base else 'without'} the base"
+    trained = order.brief.capability
+    print_all(f"passport: {checks}", f"{path} trains {trained.id} ({trained.name})")
 
 
 def validate(

@@ -168,7 +168,7 @@ def diagnose(
     if analyst == "openai":
         # Print the cost before asking anything.
         if not model:
-            raise UserError("--analyst openai needs a model", "name it by --model, as the endpoint knows it")
+            raise UserError("--analyst openai needs a model", "add --model NAME, the name of the model at its endpoint")
         access = model_access(endpoint_env, key_env, tokens, prices)
         print_all(str(diagnosis.judging_cost(logs, RUNS, access)))
         if not dry_run:
@@ -181,7 +181,7 @@ def diagnose(
     if unknown := [name for name in kinds if name not in tools]:
         raise UserError(
             f"{tools_as} names {', '.join(unknown)}, which no rollout has",
-            f"name tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
+            f"choose from the tools of the logs: {', '.join(sorted({*tools})) or 'there are none'}",
         )
     with open_worlds("" if target else benchmark, target=target, machine=machine) as worlds:
         found = diagnosis.diagnose(
@@ -196,8 +196,12 @@ def diagnose(
         )
     advice = diagnosis.advise(found, out)
     diagnosis.publish_diagnosis(found, out, advice)
-    unproven = [f"causes are not proven: `{worlds.missing}`, and diagnose again"] if worlds.missing else []
-    print_all(*diagnosis.diagnosis_summary(found, advice), *unproven, f"The whole report: {out / 'report.html'}")
+    unproven = [
+        "No cause is proven, because the benchmark that replays these rollouts is missing. Before you diagnose again:",
+        f"  {worlds.missing}",
+    ]
+    lines = [*diagnosis.diagnosis_summary(found, advice), *(unproven if worlds.missing else [])]
+    print_all(*lines, f"The whole report: {out / 'report.html'}")
 
 
 def benchmark_of_project(name: str) -> tuple[CheckedEnvironment | None, Machine | None]:

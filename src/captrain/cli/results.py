@@ -89,11 +89,12 @@ def verify(
     if upgrade := projects.pending_upgrade(root):
         count = len(upgrade.changed) + len(upgrade.added) + len(upgrade.removed)
         print_all(
-            f"captrain {upgrade.after} is installed and captrain.yaml names {upgrade.before}: {count} stages differ. "
-            "They do not run before `captrain upgrade`; `captrain upgrade --dry-run` lists what it makes stale."
+            f"captrain {upgrade.after} is installed and captrain.yaml names {upgrade.before}. They differ in "
+            f"{counted(count, 'stage')}, which do not run before `captrain upgrade`. `captrain upgrade --dry-run` "
+            "lists what it makes stale."
         )
     if not verification.holds and not complete:
-        print_all("", "`captrain verify --all` lists every file and library")
+        print_all("", "To list every file and library: captrain verify --all")
     if upgrade or not verification.holds:
         raise typer.Exit(1)
 

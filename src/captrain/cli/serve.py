@@ -64,10 +64,16 @@ def serve(
         return
     if upstream or upstream_key:
         raise UserError("--upstream and --upstream-key-env need --route", "add --route")
+    if not model.is_dir():
+        raise UserError(
+            f"there is no model in {model}", "name a model's folder, or make one with `captrain run base` in a project"
+        )
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
-        raise UserError(f"--lora-modules: {error}", "write name=folder") from None
+        raise UserError(
+            f"--lora-modules: {error}", "write, for example, zips=artifacts/adapters/wrong_argument"
+        ) from None
     embedded = server.embedded_server(model, name, modules, folders or [])
     server.run_application(server.application(embedded, protection), name, host, port, protection)
 

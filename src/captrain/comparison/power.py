@@ -17,6 +17,7 @@ from rich.table import Table
 from captrain.comparison.rows import BASE, TRACE
 from captrain.comparison.tables import evaluation_metrics, evaluation_table
 from captrain.errors import UserError
+from captrain.records import counted
 from captrain.statistics import (
     MAX_TASKS,
     MAX_TRIALS,
@@ -101,7 +102,9 @@ def complete_design(
         played = read_difficulty(folder)
         difficulty, source = played._replace(**known), "as given"
         if not {"icc", "shared"} <= {*known}:
-            source = f"{folder}: TRACE and the base on {played.tasks} tasks x {played.trials} trials"
+            source = (
+                f"{folder}: TRACE and the base on {counted(played.tasks, 'task')} x {counted(played.trials, 'trial')}"
+            )
     return Design(*difficulty, level=level, power=power), source
 
 

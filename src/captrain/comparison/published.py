@@ -142,16 +142,21 @@ def _same(results: Path, rates: PublishedRates) -> bool:
     return rates.benchmark.items() <= spec.get("benchmark", {}).items()
 
 
-def published_tables(root: Path) -> list[Table]:
-    """Return two tables to print: the numbers of the published tables beside ours, and the contradictions."""
-    known = read_published()
-    numbers = Table("table", "version", "method", "tasks", "published", "ours", title=f"As published: {known.paper}")
+def published_tables(root: Path) -> list[Table | str]:
+    """Return what to print: each published table with our numbers beside it, and the contradictions."""
+    known, numbers = read_published(), dict[str, Table]()
     for row in table(root).astype(object).to_dict("records"):
         if rates := known.tables.get(row["what"]):
+            title = f"{rates.title}; version: {rates.version}"
+            columns = Table("row", "tasks", "published", "ours", title=title, title_justify="left")
             ours = NOT_RUN if pd.isna(row["ours"]) else f"{row['ours']:.{rates.decimals}f} ({row['our_tasks']} tasks)"
             tasks, published = f"{row['at']}, {row['tasks']}", f"{row['published']:.{rates.decimals}f}"
-            numbers.add_row(rates.title, rates.version, label(row["method"]), tasks, published, ours)
-    disagreements = Table("where", "printed", "contradicted by", title="Printed numbers that contradict each other")
+            numbers.setdefault(title, columns).add_row(label(row["method"]), tasks, published, ours)
+    disagreements = Table(
+        *("where", "printed", "contradicted by"),
+        title="Printed numbers that contradict each other",
+        title_justify="left",
+    )
     for disagreement in known.disagreements:
         disagreements.add_row(disagreement.place, disagreement.value, disagreement.computed)
-    return [numbers, disagreements]
+    return [f"As published: {known.paper}", *numbers.values(), disagreements]

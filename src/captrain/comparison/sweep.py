@@ -22,7 +22,7 @@ from pathlib import Path
 from captrain.comparison import points
 from captrain.comparison.points import LOCKS, SweepPoint, TableRow, is_execution, point_rows, write_table
 from captrain.errors import UserError
-from captrain.records import publish_text, read_yaml, refuse_keys, refuse_keys_in, require_file_name
+from captrain.records import counted, publish_text, read_yaml, refuse_keys, refuse_keys_in, require_file_name
 from captrain.run import (
     Choice,
     alternatives,
@@ -163,7 +163,7 @@ def main() -> None:
         _hydra_application(root)
         return
     if not {"-m", "--multirun"} & set(sys.argv):
-        raise UserError("captrain-sweep runs a grid of points", "add -m, or run `dvc repro` for a single point")
+        raise UserError("captrain-sweep runs a grid of points", "add -m, or run `captrain run` for a single point")
     name = sweep_name(sys.argv[1:], root)
     try:
         # Folders and table are named after the sweep, so a second one would overwrite the first.
@@ -202,11 +202,13 @@ def _sweep(name: str, root: Path) -> None:
     if whole:
         path = root / "results/sweeps" / f"{name}.csv"
         write_table(rows, path)
-        print(f"{whole} points in {path.relative_to(root)}")
+        print(f"{counted(whole, 'point')} in {path.relative_to(root)}")
     for failure in failures:
         print(failure)
     if failures:
-        print(f"{len(failures)} of {whole + len(failures)} points failed; run the same command again to resume")
+        print(
+            f"{len(failures)} of {counted(whole + len(failures), 'point')} failed; run the same command again to resume"
+        )
         raise SystemExit(1)
     if status:
         raise SystemExit(status)

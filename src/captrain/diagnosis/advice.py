@@ -1,9 +1,9 @@
-"""One list of advice, most urgent first: the agent's most frequent faults, then everything else.
+"""One list of advice: what the agent does wrong, most frequent first, then everything else.
 
-The terminal, report.md and report.html print this list. All advice is in it. A line in the prompt
-reminds an agent of what it can do but forgets. It cannot teach computing, choosing or copying, and it may cost
-elsewhere, which only a run shows. Training needs a contrast that holds, and tools to build an environment. Advice never
-recommends a change only because it correlates with passing.
+The terminal, report.md and report.html print this list. All advice is in it. A line in the prompt reminds an agent of
+what it can do but forgets. It cannot teach computing, choosing or copying, and it may do harm elsewhere, which only a
+run shows. Training needs a cause that the selection accepts, and the schemas of the tools. Advice never recommends a
+change only because it correlates with passing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from captrain.capabilities import CAUSES, CandidateAccount, prompt_line
-from captrain.diagnosis.diagnosis import Account, Diagnosis
+from captrain.capabilities import CAUSES, CandidateAccount, prompt_line, titled
+from captrain.diagnosis.diagnosis import FEW, Account, Diagnosis
 from captrain.diagnosis.findings import REFERENCE, Fix
 from captrain.diagnosis.rollouts import Standing
 from captrain.diagnosis.synthesis import Writer, possible_writers
@@ -28,19 +28,21 @@ DEEDS = {
     "beyond": "calls {0} where it should not",
     "told": "does not tell {0}",
     "ended": "ends too early",
-    "order": "shows this pattern of calls: {0}",
-    "suspect": "is judged by {0}",
+    "order": 'shows the pattern "{0}"',
+    "suspect": "is scored against {0}",
 }
 """What the agent does, by the kind of step that is to be repaired."""
+CHECK_REFERENCES = "check these references in suspects.jsonl before you train anything, and correct the wrong ones"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about a step to repair, a cause, the benchmark or the simulated user.
+    """What the agent does wrong, or what else is wrong, and what to do.
 
-    actions: what to do, in order. command: to be typed, "" if there is none. facts: counts of a step to repair, "" for
-    other subjects. cause: id and title of the most frequent cause of these failures, "" if none. example: a failure
-    with it.
+    subject: what the agent does wrong as a verb phrase, such as "leaves out an operation", or a sentence on something
+    else. actions: what to do, in order. command: to be typed, "" if there is none. facts: counts of a fault of the
+    agent, "" for other subjects. cause: id and title of the most frequent cause of these failures, "" if none.
+    example: a failure with it.
     """
 
     subject: str
@@ -74,13 +76,8 @@ class _Remedies:
         return [*actions, f"{start} {titled(cause)}{how}"], command
 
 
-def titled(cause: str) -> str:
-    """A cause by id and title."""
-    return f"{cause} ({CAUSES[cause].name})"
-
-
 def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
-    """List the advice, most urgent first: steps to fix, faults outside of the agent, then the remaining causes.
+    """List the advice: steps to fix, the remaining causes, then faults outside of the agent and unexplained failures.
 
     Args:
         diagnosis: of logs.
@@ -95,32 +92,45 @@ def advise(diagnosis: Diagnosis, folder: Path | None = None) -> list[Advice]:
     # Other candidates appear only in the ranking.
     graded = [entry for entry in candidates if entry["id"] in account.causes or entry["selected"]]
     others = [_about_cause(account, entry, remedies) for entry in graded if entry["id"] not in remedies.named]
-    return [*fixes, *_about_faults(account), *others, *_about_unexplained(account)]
+    is_named = any(fix.key == REFERENCE for fix in diagnosis.findings.fixes)
+    return [*fixes, *others, *_about_faults(account, is_named), *_about_unexplained(account)]
 
 
-def _about_faults(account: Account) -> list[Advice]:
-    """Advice on failures that the benchmark, the simulated user, the harness or the infrastructure caused."""
+def _about_faults(account: Account, is_named: bool) -> list[Advice]:
+    """Advice on failures that the benchmark, the simulated user, the harness or the infrastructure caused.
+
+    is_named: the steps to fix name the suspect references already.
+    """
     numbers, failures = account.standings, counted(account.failures, "failure")
-    suspects, errors = counted(numbers["suspect"], "reference"), counted(numbers["error"], "rollout")
-    actions: dict[str, tuple[Standing, str]] = {
-        "benchmark": ("suspect", f"check {suspects} in suspects.jsonl before you train anything: they may be wrong"),
-        "simulator": ("spoilt", f"repair the simulated user: it caused {numbers['spoilt']} of {failures}"),
-        "limit of steps, time or tokens": ("limit", f"raise it: it stopped {numbers['limit']} of {failures}"),
-        "infrastructure": ("error", f"repair the infrastructure: {errors} without a verdict"),
-    }
-    return [Advice(subject, [action]) for subject, (standing, action) in actions.items() if numbers[standing]]
+    suspects, errors = counted(numbers["suspect"], "rollout"), counted(numbers["error"], "rollout")
+    faults: list[tuple[Standing, str, str]] = [
+        ("suspect", f"References of {suspects} are suspect", CHECK_REFERENCES),
+        ("spoilt", f"The simulated user spoilt {numbers['spoilt']} of {failures}", "repair the simulated user"),
+        (
+            "limit",
+            f"A limit of steps, time or tokens stopped {numbers['limit']} of {failures}",
+            "raise the limit, and play these tasks again",
+        ),
+        ("error", f"An error stopped {errors}", "repair the infrastructure, and play these tasks again"),
+    ]
+    return [
+        Advice(subject, [action])
+        for standing, subject, action in faults
+        if numbers[standing] and not (is_named and standing == "suspect")
+    ]
 
 
 def _about_unexplained(account: Account) -> list[Advice]:
     if account.failures and account.unreferenced:
-        action = (
-            "bring the solutions of the tasks as `reference`, or let a language model read the dialogues with "
-            "`--analyst openai`: without either, captrain can only say what correlates with failure"
-        )
-        return [Advice(f"{counted(account.unreferenced, 'rollout')} without a reference", [action])]
+        actions = [
+            "add the solution of each task to the logs as `reference`, or let a language model read the dialogues with "
+            "`--analyst openai`",
+            "without either, captrain can only say what correlates with failure",
+        ]
+        return [Advice(f"No reference in {counted(account.unreferenced, 'rollout')}", actions)]
     if account.unexplained:
-        action = "let a language model read the dialogues with `--analyst openai`"
-        return [Advice(counted(account.unexplained, "unexplained failure"), [action])]
+        subject = f"Unexplained: {account.unexplained} of {counted(account.failures, 'failure')}"
+        return [Advice(subject, ["let a language model read the dialogues with `--analyst openai`"])]
     return []
 
 
@@ -136,11 +146,7 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
     lines = [prompt_line(fix.key)]
     if cause == "missing_lookup" and fix.key[0] in ("equal", "beyond") and fix.lookups:
         lines.insert(0, prompt_line(("after", fix.key[1], fix.lookups.most_common(1)[0][0])))
-    if fix.key == REFERENCE:
-        actions, command = ["read these references in suspects.jsonl and correct the wrong ones"], ""
-    else:
-        actions, command = remedies.of(cause, lines)
-    kinds = [f"{number} in tasks with {kind.replace(': ', ' ', 1)}" for kind, number in fix.kinds]
+    kinds = [f"{number} in tasks {kind}" for kind, number in fix.kinds]
     passed = counted(fix.counts["passed"], "passed rollout")
     counts = f"{fix.counts['failures']} of {counted(failures, 'failure')}, {passed}"
     facts = [
@@ -149,32 +155,37 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
         f"proven by replay in {fix.counts['proven']}" if fix.counts["proven"] else "not proven by replay",
         *kinds,
     ]
-    example = fix.example
-    quotation = f"{example.quote} ({example.evidence})" if example.quote else example.evidence
+    example, summary = fix.example, "; ".join(filter(None, facts))
+    if fix.key == REFERENCE:
+        return Advice(deed_of(fix), [CHECK_REFERENCES], "", summary, "", f"{fix.place}: {example.evidence}")
+    quotation = f"{example.evidence}; {example.quote}" if example.quote else example.evidence
     place = f"{fix.place}, message {example.message}: {quotation}"
-    named = titled(cause) if cause else ""
-    return Advice(deed_of(fix), actions, command, "; ".join(filter(None, facts)), named, place)
+    actions, command = remedies.of(cause, lines)
+    return Advice(deed_of(fix), actions, command, summary, titled(cause) if cause else "", place)
 
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
-    name, gap, passed = entry["id"], entry["gap"], entry["er_passed"]
-    subject, tally, facts, example = CAUSES[name].deed, account.causes.get(name), "", ""
-    if tally:
-        facts = f"{tally.primary} of {counted(account.failures, 'failure')}"
-        facts += f"; a further fault in {tally.secondary} more" if tally.secondary else ""
-        if tally.example and (first := tally.example.primary):
-            example = f"{tally.example.place}, message {first.message}: {first.evidence}"
-    if entry["selected"]:
-        return Advice(subject, *remedies.of(name, []), facts, titled(name), example)
-    actions = _open_question(account, gap, passed, CAUSES[name].line)
-    return Advice(subject, actions, facts=facts, cause=titled(name), example=example)
+    name, failures = entry["id"], counted(account.failures, "failure")
+    tally, example = account.causes.get(name), ""
+    if tally is None:
+        facts = f"in {entry['coverage'] or 0:.0%} of the failed rollouts"
+    elif tally.primary:
+        facts = f"the primary cause of {tally.primary} of {failures}"
+        facts += f", a secondary cause of {tally.secondary} more" if tally.secondary else ""
+    else:
+        facts = f"a secondary cause of {tally.secondary} of {failures}"
+    if tally and tally.example and (first := tally.example.primary):
+        example = f"{tally.example.place}, message {first.message}: {first.evidence}"
+    actions, command = remedies.of(name, []) if entry["selected"] else (_open_question(account, entry), "")
+    return Advice(CAUSES[name].deed, actions, command, facts, titled(name), example)
 
 
-def _open_question(account: Account, gap: float | None, passed: float | None, line: str) -> list[str]:
+def _open_question(account: Account, entry: CandidateAccount) -> list[str]:
     """List what to do about a cause that was not selected."""
+    gap, passed, line = entry["gap"], entry["er_passed"], CAUSES[entry["id"]].line
     reminder = [f'a line in the prompt costs little: "{line}"'] if line else []
     if gap is None or passed is None:
-        return ["bring passed rollouts of such tasks: these logs have none to compare with", *reminder]
+        return ["add passed rollouts of such tasks to the logs: there are none to compare with", *reminder]
     if gap <= 0:
         return ["leave it: passed rollouts show it as often as failed ones"]
     # So many rollouts of each outcome detect this gap with power .8.
@@ -182,20 +193,20 @@ def _open_question(account: Account, gap: float | None, passed: float | None, li
     gap, count = min(gap, 1 - MARGIN - base), max(2, min(account.passed, account.failed))
     least = tasks_needed(Design(base=base, tasks=count, trials=1, icc=0.0, shared=0.0), gap) if gap > 0 else None
     if least is None:
-        return ["leave it open: this gap is too small to tell from chance with any number of rollouts", *reminder]
+        return ["leave it: even many more rollouts could not tell this gap from chance", *reminder]
+    least = max(least, FEW)  # fewer conclude nothing, however large the gap is
     if least <= count:
-        return ["these rollouts show the gap, but it is below the thresholds of the selection", *reminder]
+        return [f"no training yet: {entry['reason']}", *reminder]
     return [f"too few rollouts to conclude: collect {least - count} more that pass and as many that fail", *reminder]
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:
-    """Return how to make an environment for a cause, and the command ("" if it cannot work yet)."""
-    if writer is None:
-        return (
-            "; an environment needs the tools' schemas, which these logs lack: add them to the logs as `tools`, or "
-            "pass them with `--tools FILE` to `captrain synthesize`"
-        ), ""
+    """Return what else an environment for a cause needs, and the command that makes it."""
     command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out environments"
     if writer == "program":
         return "", command
-    return "; a language model (its name in place of MODEL) writes the environment", f"{command} --model MODEL"
+    model = "MODEL, the language model that writes the environment"
+    if writer == "model":
+        return f": name {model}", f"{command} --model MODEL"
+    schemas = "FILE, a JSON list of your tools' schemas, which the logs lack"
+    return f": name {schemas}, and {model}", f"{command} --tools FILE --model MODEL"

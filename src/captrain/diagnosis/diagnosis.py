@@ -238,7 +238,7 @@ class Account:
             return ""
         reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
         count = counted(self.unproven, "rollout")
-        return f"{count} could not be replayed, so causes are not proven there; the first is {reason}"
+        return f"{count} could not be replayed, so their causes are not proven. The first is {reason}"
 
     @property
     def shares(self) -> list[tuple[str, CauseTally]]:
@@ -279,9 +279,9 @@ class Account:
         """Return why nothing can be concluded from these rollouts of `agents` agents; "" if they are enough."""
         counts = f"{self.passed} passed and {counted(self.failed, 'failed rollout')}"
         if not self.passed or not self.failed:
-            return f"{counts}: nothing to contrast"
+            return f"{counts}; captrain compares failed with passed rollouts and needs at least {FEW} of each"
         if agents > 1:
-            return f"the logs hold {agents} agents; diagnose the rollouts of one agent at a time to get a ranking"
+            return f"the logs have {agents} agents; for a ranking, diagnose the rollouts of one agent at a time"
         if min(self.passed, self.failed) < FEW:
             return f"{counts}; at least {FEW} of each are needed to conclude anything"
         if len(self.tasks) < FEW:

@@ -32,7 +32,6 @@ from captrain.capabilities import (
     calls_in,
     has_solution,
     is_value,
-    name_of,
     order_traits,
     place_of,
     prompt_line,
@@ -54,8 +53,8 @@ NOT_OF_TASK = ("task", "script", "ending", "user_calls", "milestones", "limit", 
 """Fields of an imported task's data that captrain adds to the task's own fields."""
 REFERENCED: Key = ("referenced",)
 REFERENCE: Key = ("suspect", "a suspect reference")
-WORD, STEP = "task id", "reference step"
-"""Names of task values that can occur several times in one task."""
+WORD, STEP, CHANGES = "task id", "reference step", "changes in its reference"
+"""Names of task values that captrain adds. The first two can occur several times in one task."""
 EDITS = {"insert": "made", "replace": "equal", "drop": "beyond", "end": "ended", "say": "told"}
 """The kind of feature for each kind of repair."""
 SUBJECTS = {"say": "what was asked", "end": "the end"}
@@ -246,7 +245,16 @@ class Collection:
             is_more = number * remainder[1] > remainder[0] * reach[base] and key[2] != fix.key[1]
             rows.append((p if is_more else 1.0, key, number))
         sure = [row for row, p in zip(rows, holm([row[0] for row in rows]), strict=True) if p <= LEVEL]
-        return [(name_of(key), number) for _, key, number in sorted(sure)[:2]]
+        return [(_tasks_with(key), number) for _, key, number in sorted(sure)[:2]]
+
+
+def _tasks_with(key: Key) -> str:
+    """Say which tasks have a value, to follow the word "tasks"."""
+    _, field, value = key
+    if field == CHANGES:
+        return f"whose reference makes {value} change{'' if value == '1' else 's'}"
+    phrase = {STEP: "whose reference calls {1}", WORD: "with {1} in the id"}.get(field, "with {0} {1}")
+    return phrase.format(field, value)
 
 
 def _step_traits(row: DiagnosedRollout, view: RolloutView) -> Traits:
@@ -285,7 +293,7 @@ def _task_traits(rollout: Rollout, view: RolloutView) -> Traits:
     changes = sum(act.kind != "read" for act in view.expected) + len(user_calls)
     if rollout.reference or user_calls:
         count = str(changes) if changes < MANY else f"{MANY} or more"
-        traits.hold(("value", "changes in its reference", count), REFERENCED)
+        traits.hold(("value", CHANGES, count), REFERENCED)
     for step in [*(act.tool for act in view.expected), *user_calls]:
         traits.hold(("value", STEP, step), REFERENCED)
     return traits
@@ -304,7 +312,7 @@ def _key_of(step: RepairStep, *, is_swap: bool) -> Key:
     subject = SUBJECTS.get(step.kind) or step.step.partition("(")[0]
     key: Key = ("instead" if is_swap else EDITS[step.kind], subject)
     if step.kind == "replace":
-        key += (" and ".join(step.arguments) if len(step.arguments) in (1, 2) else "set of arguments",)
+        key += (" and ".join(step.arguments) if len(step.arguments) in (1, 2) else "arguments",)
     return key
 
 
@@ -346,4 +354,4 @@ def _parting(failed: Sequence[Call], passed: Sequence[Sequence[Call]]) -> tuple[
     if steps[0] != steps[1] or steps[0] == NO_CALL:
         return steps[0], steps[1]
     names = [name for name, value in trial[length].values.items() if failed[length].values.get(name) != value]
-    return steps[0], f"{steps[1]} with another {' and '.join(names[:2]) or 'set of arguments'}"
+    return steps[0], f"{steps[1]} with the wrong {' and '.join(names[:2]) or 'arguments'}"

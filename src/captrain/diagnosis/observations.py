@@ -118,7 +118,7 @@ def nothing_checked(view: RolloutView) -> Noted:
     later = [call for call in view.acts if call.place > commands[-1].place and not SUBMITS.search(call.tool)]
     if any(call.kind != "think" for call in later):  # a tool of an unknown kind may have been the check
         return None
-    return commands[-1].message, f"{commands[-1]} is the last change, and nothing was run after it"
+    return commands[-1].message, f"{commands[-1]} is the last change; the agent ran nothing after it"
 
 
 def last_check_failed(view: RolloutView) -> Noted:
@@ -146,7 +146,10 @@ def unanswered_error(view: RolloutView) -> Noted:
     for call in [call for call in view.acts if call not in _commands(view)[-1:]]:
         later = [peer for peer in view.acts if peer.place > call.place and peer.tool == call.tool]
         if call.result is not None and _has_failed(call) and all(map(_has_failed, later)):
-            return call.message, f"{call} failed, and no later call of it succeeded: {quoted(text_of(call.result))}"
+            return (
+                call.message,
+                f"{call} failed, and no later call of {call.tool} succeeded: {quoted(text_of(call.result))}",
+            )
     return None
 
 
@@ -264,8 +267,8 @@ def answer_from_nowhere(view: RolloutView) -> Noted:
         words = [view.text(index), *(_text(call) for call in view.acts if call.message == index)]
         if any(says(text, answer) for text in words):
             is_own = message["role"] == "assistant"
-            return (index, f"the answer {quoted(answer)} stands in no earlier message") if is_own else None
-    return place, f"the answer {quoted(answer)} stands in no message"
+            return (index, f"the answer {quoted(answer)} is in no earlier message") if is_own else None
+    return place, f"the answer {quoted(answer)} is in no message"
 
 
 def truth_beside_answer(view: RolloutView) -> Noted:
@@ -321,23 +324,23 @@ def nothing_to_do(view: RolloutView) -> Noted:
 
 
 OBSERVATIONS = (
-    Observation("truth", "The log's own truth beside the answer", truth_beside_answer),
+    Observation("truth", "The answer, beside what the log expects", truth_beside_answer),
     Observation("limit", "Stopped at a limit of steps, time or tokens", limited),
     Observation("no_submission", "Nothing was handed in", no_submission),
-    Observation("call_as_text", "A call was left as text", left_as_text),
-    Observation("last_check_failed", "The last command failed, and it finished all the same", last_check_failed),
+    Observation("call_as_text", "A call was written as text and never executed", left_as_text),
+    Observation("last_check_failed", "The agent finished although its last command failed", last_check_failed),
     Observation("nothing_checked", "Nothing was run after the last change", nothing_checked),
     Observation("repeated", "The same call again and again", repeated),
-    Observation("unanswered_error", "An error that no later call answers", unanswered_error),
-    Observation("answer_from_nowhere", "The answer stands in no tool output", answer_from_nowhere),
-    Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
+    Observation("unanswered_error", "An error without a successful retry", unanswered_error),
+    Observation("answer_from_nowhere", "The answer is in no tool result", answer_from_nowhere),
+    Observation("oracle_read", "The agent opened the grader, a solution or expected answers", oracle_read),
 )
 """Observations on failed and passed rollouts."""
 DOUBTS = (
-    Observation("clause_broken", "It breaks a clause of the policy", clause_broken),
-    Observation("unconfirmed", "It changed something without the confirmation that the policy demands", unconfirmed),
-    Observation("oracle_read", "It opened the grader, a solution or expected answers", oracle_read),
-    Observation("nothing_to_do", "Doing nothing would have passed, too", nothing_to_do),
+    Observation("clause_broken", "The agent broke a clause of the policy", clause_broken),
+    Observation("unconfirmed", "The agent did not ask for the confirmation that the policy demands", unconfirmed),
+    Observation("oracle_read", "The agent opened the grader, a solution or expected answers", oracle_read),
+    Observation("nothing_to_do", "Doing nothing would have passed as well", nothing_to_do),
 )
 """Observations on passed rollouts that should not have passed."""
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from rich.table import Table
 
 from captrain.benchmarks import ToolKind
-from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association
+from captrain.capabilities import CAUSES, LACKING, LEVEL, PRESENT, Association, titled
 from captrain.diagnosis.advice import Advice, advise
 from captrain.diagnosis.diagnosis import LIST_LENGTH, Diagnosis, counted_cause
 from captrain.diagnosis.findings import call_lines, quote_of
@@ -49,7 +49,9 @@ OUTPUTS = (
 ROWS = 12
 """Maximum number of rows of a table of features."""
 UNEXPLAINED = "unexplained"
-REMARKS = ("Observed, but not a cause", "Passes that should not pass")
+REMARKS = ("Observed, but not a cause", "Passes that may be wrong")
+FAULTS, NEXT, ELSE = "Your agent mostly fails because it", "What to do", "What else to do"
+"""Headings of advice: on faults of the agent, on everything else without and with such faults before it."""
 NOT_COMPARED: tuple[Standing, ...] = ("error", "limit", "spoilt")
 """Standings of rollouts that say nothing about the agent. They are listed separately."""
 LONGEST = 4000
@@ -97,14 +99,14 @@ def verdict_of(diagnosis: Diagnosis) -> str:
     counts = [f"{passed} passed", f"{account.failures} failed"]
     counts += [f"{number} {words}" for words, number in parts.items() if number]
     counts += [f"{counted(account.unexplained, 'failure')} unexplained"] if account.unexplained else []
-    counts += [f"{counted(logs.unread, 'entry')} unreadable"] if logs.unread else []
+    counts += [f"{counted(logs.unread, 'unreadable entry')}"] if logs.unread else []
     return f"{counted(len(logs.rollouts), 'rollout')}: {', '.join(counts)}"
 
 
 def title_of(name: str) -> str:
     """Return the title of an observation, or of a cause that is not sure."""
     titles = {entry.name: entry.title for entry in (*OBSERVATIONS, *DOUBTS)}
-    return titles.get(name) or f"Perhaps {name} ({CAUSES[name].name})"
+    return titles.get(name) or f"Perhaps {titled(name)}"
 
 
 def kinds_of_tools(diagnosis: Diagnosis) -> str:
@@ -113,8 +115,8 @@ def kinds_of_tools(diagnosis: Diagnosis) -> str:
     for tool in sorted(toolbox.schemas):
         names.setdefault(toolbox.kind(tool), []).append(tool)
     kinds = [f"{kind}: {', '.join(names[kind])}" for kind in get_args(ToolKind) if kind in names]
-    remedy = "To correct a tool, pass --tools-as FILE with a line such as `get_order: read`."
-    return f"Each tool is taken for one of these kinds. {'; '.join(kinds)}. {remedy}" if kinds else ""
+    remedy = "To correct a kind, pass --tools-as FILE with a line such as `get_order: read`."
+    return f"What each tool does, as inferred from the logs: {'; '.join(kinds)}. {remedy}" if kinds else ""
 
 
 def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Table | str]:
@@ -125,14 +127,14 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
         lines.append(f"most frequent reason for unreadable entries: {reason} ({count})")
     if diagnosis.shortage:
         lines.append(f"Nothing can be concluded: {diagnosis.shortage}")
-    if advice:
-        lines.append("Your agent mostly fails because it" if advice[0].facts else "What to do")
-    for number, entry in enumerate(advice, start=1):
-        lines.append(f"{number}. {entry.subject}{': ' * bool(entry.facts)}{entry.facts}")
-        lines += [f"   cause: {entry.cause}"] if entry.cause else []
-        lines += [f"   example: {entry.example}"] if entry.example else []
-        lines += [f"   -> {action}" for action in entry.actions]
-        lines += [f"      {entry.command}"] if entry.command else []
+    for heading, start, entries in advice_by_heading(advice):
+        lines.append(heading)
+        for number, entry in enumerate(entries, start):
+            lines.append(f"{number}. {entry.subject}{': ' * bool(entry.facts)}{entry.facts}")
+            lines += [f"   cause: {entry.cause}"] if entry.cause else []
+            lines += [f"   example: {entry.example}"] if entry.example else []
+            lines += [f"   -> {action}" for action in entry.actions]
+            lines += [f"      {entry.command}"] if entry.command else []
     for table in tables(diagnosis):
         if table.brief:
             columns = Table(*table.brief, title=table.title, title_justify="left")
@@ -145,6 +147,14 @@ def diagnosis_summary(diagnosis: Diagnosis, advice: Sequence[Advice]) -> list[Ta
             lines.append(f"- {title_of(name)}: {entry.failed} failed, {entry.passed} passed; {entry.quotes[0]}")
     lines += [kinds_of_tools(diagnosis), account.unproven_note]
     return [line for line in lines if line != ""]
+
+
+def advice_by_heading(advice: Sequence[Advice]) -> list[tuple[str, int, Sequence[Advice]]]:
+    """Split advice into what the agent does wrong and everything else: heading, number of the first entry, entries."""
+    faults = [entry for entry in advice if entry.facts]
+    others = [entry for entry in advice if not entry.facts]
+    groups = [(FAULTS, 1, faults), (ELSE if faults else NEXT, len(faults) + 1, others)]
+    return [group for group in groups if group[2]]
 
 
 def publish_diagnosis(diagnosis: Diagnosis, out: Path, advice: Sequence[Advice] | None = None) -> list[Path]:
@@ -197,14 +207,14 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
     for failure in failures[:LIST_LENGTH]:
         groups[counted_cause(failure.row) or UNEXPLAINED].append(failure)
     places = Counter(card.row.place for card in failures[:LIST_LENGTH])
-    names = {UNEXPLAINED: "Unexplained"} | {kind: entry.name for kind, entry in CAUSES.items()}
+    names = {UNEXPLAINED: "Unexplained"} | {kind: titled(kind) for kind in CAUSES}
     content = {
         "account": account,
         "logs": logs,
         "shortage": diagnosis.shortage,
         "verdict": verdict_of(diagnosis),
         "kinds": kinds_of_tools(diagnosis),
-        "advice": advice,
+        "advice": advice_by_heading(advice),
         "remarks": [
             (title, [(title_of(name), entry) for name, entry in seen.items()])
             for title, seen in zip(REMARKS, (account.seen, account.doubts), strict=True)
@@ -229,6 +239,7 @@ def _publish_reports(diagnosis: Diagnosis, advice: Sequence[Advice], out: Path) 
         "reported": account.failures - account.standings["limit"] - account.standings["spoilt"],
         "limit": LIST_LENGTH,
         "counted": counted,
+        "titled": titled,
         "style": Markup(files("captrain").joinpath("reporting/pages/static/style.css").read_text(encoding="utf-8")),
         "version": version("captrain"),
     }
@@ -276,7 +287,7 @@ def _failure(row: DiagnosedRollout, rollout: Rollout, anchor: str, is_reported: 
     """Collect the parts of a failed rollout that the reports show: its messages and those of its reference."""
     reasons: dict[int, list[str]] = {}
     for cause in row.causes:
-        reasons.setdefault(cause.message, []).append(f"{CAUSES[cause.cause].name}: {cause.evidence}")
+        reasons.setdefault(cause.message, []).append(f"{titled(cause.cause)}: {cause.evidence}")
     messages, caller = list[ShownMessage](), ""
     for index, message in enumerate(rollout.messages):
         role = message["role"]
@@ -355,20 +366,29 @@ def _causes(diagnosis: Diagnosis) -> Iterator[ReportTable]:
         share = f"{tally.primary / account.failures:.2f}" if account.failures else "-"
         example = tally.example.place if tally.example else ""
         message = f", message {tally.example.primary.message}" if tally.example and tally.example.primary else ""
-        name = kind if CAUSES[kind].of_agent else f"({kind})"
-        rows.append((name, str(tally.primary), share, str(tally.secondary), str(tally.passed), example + message))
+        rows.append(
+            (
+                kind,
+                CAUSES[kind].name,
+                str(tally.primary),
+                share,
+                str(tally.secondary),
+                str(tally.passed),
+                example + message,
+            )
+        )
         links.append(f"cause-{kind}" if tally.primary else "")
     if account.unexplained and rows:
         share = f"{account.unexplained / account.failures:.2f}"
-        rows.append(("unexplained", str(account.unexplained), share, "", "", ""))
-    columns = ("cause", "failures", "share", "also in", "passed with it", "for example")
-    yield ReportTable("Why rollouts failed", columns, rows, columns[:-1], links=(*links, "cause-unexplained"))
+        rows.append(("unexplained", "", str(account.unexplained), share, "", "", ""))
+    columns = ("cause", "title", "failures", "share", "also in", "passed with it", "for example")
+    yield ReportTable("Why rollouts failed", columns, rows, columns[:-2], links=(*links, "cause-unexplained"))
     if len(agents := diagnosis.agents) > 1:
         columns = ("cause", *(f"{agent} ({entry.failures} failed)" for agent, entry in agents.items()))
         tallies = [(kind, [entry.causes.get(kind) for entry in agents.values()]) for kind, _ in account.shares]
         rows = [(kind, *(str(tally.primary if tally else 0) for tally in row)) for kind, row in tallies]
         rows.append(("unexplained", *(str(entry.unexplained) for entry in agents.values())))
-        yield ReportTable("Agents: failures by their primary cause", columns, rows, columns)
+        yield ReportTable("Failures of each agent by primary cause", columns, rows, columns)
 
 
 def _ranking(diagnosis: Diagnosis) -> ReportTable:
@@ -386,9 +406,21 @@ def _ranking(diagnosis: Diagnosis) -> ReportTable:
             keys = ("gap", "gap_low", "gap_high", "coverage")
             gap, low, high, coverage = ("-" if entry[key] is None else f"{entry[key]:.2f}" for key in keys)
             runs, selected = f"{entry['runs_retained']}/{entry['runs']}", "yes" if entry["selected"] else "no"
-            rows.append((entry["id"], gap, f"{low} to {high}", coverage, *among, runs, selected, entry["reason"]))
+            rows.append(
+                (
+                    entry["id"],
+                    CAUSES[entry["id"]].name,
+                    gap,
+                    f"{low} to {high}",
+                    coverage,
+                    *among,
+                    runs,
+                    selected,
+                    entry["reason"],
+                )
+            )
     brief = ("cause", "gap", "95% interval", "coverage", "runs", "selected")
-    columns = (*brief[:4], "among failed", "among passed", *brief[4:], "reason")
+    columns = ("cause", "title", *brief[1:4], "among failed", "among passed", *brief[4:], "reason")
     order = {"product": "coverage x gap", "mean_gap": "mean gap of the runs"}.get(ranking, ranking)
     return ReportTable(f"Causes by {order}", columns, rows, () if diagnosis.shortage else brief)
 
@@ -401,8 +433,8 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     # Steps that failed rollouts miss or change more often, those with the most failures first.
     steps = [entry for entry in findings.steps if entry.excess > 0 and entry.holds]
     steps.sort(key=lambda entry: -entry.failed[0] * entry.excess)
-    columns = ("step of the reference", "failed", "passed", "p", "p, Holm")
-    yield ReportTable("Steps that failed rollouts lack", columns, [_counts(entry) for entry in steps[:ROWS]])
+    columns = ("difference", "failed", "passed", "p", "p, Holm")
+    yield ReportTable("Differences from the reference", columns, [_counts(entry) for entry in steps[:ROWS]])
     # Values of the task, those whose pass rates differ most from the others first.
     rows = list[tuple[str, ...]]()
     for entry in [entry for entry in findings.tasks if entry.p == entry.p][:ROWS]:
@@ -417,21 +449,21 @@ def _features(diagnosis: Diagnosis) -> Iterator[ReportTable]:
     tested = [entry for entry in findings.order if entry.p == entry.p]
     sure = [entry for entry in tested if entry.p_holm <= LEVEL][:ROWS]
     rows = [(*_counts(entry), _alike(entry), findings.examples.get(entry.key, "")) for entry in sure]
-    columns = ("in the order of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
-    note = f"{len(tested)} features could be tested; the table lists those with p, Holm of at most {LEVEL:g}"
+    columns = ("pattern of calls", "failed", "passed", "p", "p, Holm", "the same rollouts", "for example")
+    note = f"Tested: {counted(len(tested), 'pattern')}. The table lists those with p, Holm of at most {LEVEL:g}."
     yield ReportTable("Calls that correlate with failure", columns, rows, notes=(note,))
     rows = [(title_of(entry.key[1]), *_counts(entry)[1:]) for entry in findings.seen if entry.holds][:ROWS]
-    columns = ("observed", "failed", "passed", "p", "p, Holm")
-    yield ReportTable("Observations beside outcomes", columns, rows, notes=("an observation is no cause",))
+    columns = ("observation", "failed", "passed", "p", "p, Holm")
+    yield ReportTable("Observations by outcome", columns, rows, notes=("An observation is not a cause.",))
     rows = [(*calls, str(count)) for calls, count in findings.partings[:ROWS]]
     columns = ("the passed trial calls", "the failed trial calls", "tasks")
     yield ReportTable(
-        "Where trials of one task part",
+        "Where failed and passed trials of a task differ",
         columns,
         rows,
         notes=(
-            f"{counted(findings.mixed, 'task')} with passed and failed trials; each failed trial is compared with the "
-            "passed trial that it follows longest",
+            f"Counted: {counted(findings.mixed, 'task')} with passed and failed trials. Each failed trial is compared "
+            "with the passed trial that it follows longest.",
         ),
     )
 
@@ -464,8 +496,7 @@ def _outcomes(diagnosis: Diagnosis) -> ReportTable:
     for first, second in combinations(agents, 2):
         if difference := tally.difference(first, second):
             tasks, mean, low, high = difference
-            notes.append(
-                f"{first} minus {second}: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {counted(tasks, 'task')} of both"
-            )
+            interval = f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+            notes.append(f"{first} minus {second}: {interval}, on {counted(tasks, 'task')} that both played.")
     columns = ("environment", *(["agent"] if is_plural else []), "rollouts", "tasks", "passed", "pass rate")
     return ReportTable("Outcomes", (*columns, "95% interval over tasks", "mean reward"), rows, notes=tuple(notes))

@@ -81,8 +81,8 @@ class AskingCost:
     def __str__(self) -> str:
         price = f", {self.money}" if self.money else ""
         return (
-            f"{'at most' if self.most else 'about'} {self.questions} questions, {self.prompt_tokens} tokens read and "
-            f"{self.completion_tokens} written{price}; answers on disk cost nothing"
+            f"{'at most' if self.most else 'about'} {counted(self.questions, 'question')}, {self.prompt_tokens} "
+            f"tokens read and {self.completion_tokens} written{price}; answers on disk cost nothing"
         )
 
 

@@ -127,7 +127,7 @@ def passport_page(
     return render(
         "passport.md",
         passport=passport,
-        verdict="passed" if passport.passed else f"{failed} of {len(passport.checks)} checks failed",
+        verdict="passed" if passport.passed else f"{failed} of {counted(len(passport.checks), 'check')} failed",
         capability=capability,
         docstring=docstring,
         difficulty=_difficulty(passport),
@@ -184,7 +184,7 @@ def validate_file(
     from captrain.environments.sandbox.confined import active_confinement
 
     if path.suffix != ".py":
-        raise UserError(f"{path} is no Python file", "name a file that defines Environment")
+        raise UserError(f"{path} is not a Python file", "name a .py file that defines the class Environment")
     require_file_name(path.stem, str(path.parent))
     text = read_bytes(path, "name a Python file that defines Environment", SOURCE).decode(errors="replace")
     if out.resolve().is_relative_to((root / "results").resolve()):
@@ -288,7 +288,7 @@ def _report(
     failed = sum(not check.passed for check in passport.checks)
     cost = [
         Text(
-            f"spent on the base: {entry.rollouts} rollouts, {entry.prompt_tokens} tokens read, "
+            f"spent on the base: {counted(entry.rollouts, 'rollout')}, {entry.prompt_tokens} tokens read, "
             f"{entry.completion_tokens} written"
         )
         for entry in ledger

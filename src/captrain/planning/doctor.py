@@ -37,7 +37,7 @@ from captrain.models import FORMATS, Chat, ContextLengthExceeded, Endpoint, Tran
 from captrain.planning.assumptions import ANALYST, LOCAL, SERVED, SYNTHESIZER, VLLM
 from captrain.planning.estimate import Node, RunEstimate
 from captrain.planning.feasibility import mixture_without_gpus, refusals
-from captrain.records import JsonObject, Message, first_fault
+from captrain.records import JsonObject, Message, counted, first_fault
 from captrain.run import Component, ModelAccess, Spec, build, nested
 from captrain.training import GRPO, build_model, build_tokenizer, pretrained_folder
 
@@ -465,7 +465,7 @@ def _passes(spec: Spec, root: Path, count: int) -> str:
         except InfrastructureError as error:
             raise UserError(f"cannot play: {error}", "repair what it names, and try again") from None
     passed = sum(rollout.outcome == "passed" for rollout in rollouts)
-    detail = f"passes {passed} of {len(rollouts)} discovery tasks"
+    detail = f"passes {passed} of {counted(len(rollouts), 'discovery task')}"
     lessons = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"
     remedy = "set another base.model" if spec.base.model or spec.base.pretrained else lessons
     require(passed > 0, f"{detail}: failures need passed rollouts to be compared with", remedy)
@@ -477,8 +477,10 @@ def _passes(spec: Spec, root: Path, count: int) -> str:
 def run_on_gpus(commands: Mapping[str, str], root: Path) -> list[Requirement]:
     """Run the commands one after another; without a GPU run none and say so."""
     if not command_output("nvidia-smi", "--list-gpus"):
-        remedy = "run it where there is one; docs/honesty.md has each command"
-        return [Requirement("GPU", False, f"none is visible: none of {len(commands)} commands was run", remedy)]
+        remedy = "run it on a machine with a GPU; docs/honesty.md has each command"
+        return [
+            Requirement("GPU", False, f"no GPU is visible, so {counted(len(commands), 'command')} did not run", remedy)
+        ]
     statuses = {subject: subprocess.run(shlex.split(line), cwd=root).returncode for subject, line in commands.items()}
     return [
         Requirement(

@@ -149,7 +149,7 @@ class Node:
         for name, values in {**options, "--throughput": self.throughput or [1]}.items():
             if not all(0 < value < math.inf for value in values):
                 given = " ".join(map(str, values))
-                raise UserError(f"{name} must be above 0 and finite, got {given}", f"give another {name}")
+                raise UserError(f"{name} must be a positive number, got {given}", f"give {name} a number above 0")
 
 
 class RunEstimate:

@@ -16,6 +16,7 @@ from captrain.environments import EMBEDDED, demands_words, derivable
 from captrain.errors import InfrastructureError, UserError
 from captrain.planning.assumptions import LOCAL, USABLE_MEMORY, VLLM, EpisodeCost, split_sizes
 from captrain.planning.estimate import RunEstimate
+from captrain.records import counted
 from captrain.run import GrpoSettings, Spec, build, component_class
 from captrain.training import Demonstrations
 
@@ -65,7 +66,8 @@ def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
             Refusal(
                 "environments.seeds",
                 f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
-                f"{groups} need {tasks} tasks of an environment; its passport covers environments.seeds = {seeds}",
+                f"{groups} need {counted(tasks, 'task')} of an environment; its passport covers environments.seeds = "
+                f"{seeds}",
                 f"set environments.seeds={tasks}, or lower adapters.rollouts",
             ),
         ),
@@ -96,7 +98,9 @@ def _too_many_tasks(spec: Spec) -> Iterator[Refusal]:
     for key, split in (("rollouts.tasks", "discovery"), ("evaluation.tasks", "test")):
         count, most = (spec.rollouts if split == "discovery" else spec.evaluation).tasks, sizes.get(split)
         if most is not None and count > most:
-            yield Refusal(key, f"{key} = {count}, and split {split} has {most} tasks at most", f"set {key}={most}")
+            yield Refusal(
+                key, f"{key} = {count}, and split {split} has at most {counted(most, 'task')}", f"set {key}={most}"
+            )
 
 
 def _synthesis(spec: Spec) -> Iterator[Refusal]:
@@ -198,7 +202,7 @@ def _gpus(estimate: RunEstimate) -> list[tuple[bool, Refusal]]:
     on_gpus = estimate.vllm and machine.vllm.gpus > 0
     fits = serving + training + machine.asking.gpus <= planned
     job, needed = machine.slurm.gpus if machine.slurm else 0, serving + training // machine.nodes
-    demand = f"machine.vllm asks for {serving} GPUs, and training for {training} more"
+    demand = f"machine.vllm asks for {counted(serving, 'GPU')}, and training for {training} more"
     endpoint = f", and machine.asking for {machine.asking.gpus}" if machine.asking.gpus else ""
     nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
     return [
@@ -239,8 +243,8 @@ def _memory(estimate: RunEstimate) -> Iterator[Refusal]:
         more = "set machine.vllm.gpus to more, machine.accelerate as machine=node8 has it, plan with more"
         yield Refusal(
             "base.model",
-            f"{estimate.model} does not fit while it is trained: about {required:.0f} GiB of each of {node.gpus} GPUs "
-            f"({shares}), and {usable:.0f} of {node.memory:g} can be used",
+            f"{estimate.model} does not fit while it is trained: about {required:.0f} GiB of each of "
+            f"{counted(node.gpus, 'GPU')} ({shares}), and {usable:.0f} of {node.memory:g} can be used",
             f"{more if estimate.vllm else 'plan with more --gpus or'} --gpu-memory, a smaller model, or a smaller "
             "machine.batch",
         )

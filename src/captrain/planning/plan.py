@@ -183,7 +183,7 @@ def _fleet(estimate: RunEstimate) -> tuple[str, list[BasisRow]]:
     nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
     gpus = f"{estimate.servers(True)} of its servers, and {estimate.trainers()} to train{nodes}"
     endpoint = machine.asking.gpus
-    place = f"on {endpoint} further GPUs of the node" if endpoint else "at an endpoint of their own"
+    place = f"on {counted(endpoint, 'further GPU')} of the node" if endpoint else "at an endpoint of their own"
     start = f"{SERVER_START.value:g} s in each {'job' if estimate.on_slurm else 'stage'}"
     return f"one in {accelerate.precision} on the trainer's GPUs{shared}, beside the servers'", [
         ("GPUs of a job", gpus, "spec: machine.vllm.replicas x gpus, machine.accelerate.processes"),
@@ -196,16 +196,16 @@ def _jobs(estimate: RunEstimate) -> tuple[str, str]:
     """Describe how many jobs run at once over our own servers, and the settings that decide it."""
     gpus, processes = estimate.node.gpus, estimate.spec.machine.accelerate.processes
     if not estimate.on_slurm:
-        return f"1 on {gpus} GPUs, one after another", "machine.workers, machine.gpus; --gpus"
+        return f"1 on {counted(gpus, 'GPU')}, one after another", "machine.workers, machine.gpus; --gpus"
     parallel = max(1, gpus // (processes + estimate.servers(True)))
-    return f"{parallel} of training on {gpus} GPUs", "machine.launcher = slurm; --gpus"
+    return f"{parallel} of training on {counted(gpus, 'GPU')}", "machine.launcher = slurm; --gpus"
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:
-    """Render the plan for rich: counts, cost, memory, assumptions, warnings."""
-    counts = _table(f"plan: {plan.title}", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
-    counts.caption = "ranges: from the least to the most of what is not known beforehand"
-    costs = _table("cost", "stage", "GPUs", "GiB of each", "GPU-hours", "wall", "money")
+    """Render the plan for rich: its total, costs, counts, memory, assumptions, warnings."""
+    counts = _table("work of each stage", "stage", "jobs", "rollouts", "model calls", "tokens read", "tokens written")
+    counts.caption = "Ranges cover what is known only afterwards, such as the attempts at an environment."
+    costs = _table("cost of each stage", "stage", "GPUs", "GiB of each", "GPU-hours", "time", "money")
     least = {cost.stage: cost for cost in plan.low}
     for high in plan.high:
         # A stage that may have nothing to do, such as controls, is missing from the low estimate.
@@ -216,15 +216,10 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
         counts.add_row(low.stage, str(low.jobs), rollouts, calls, tokens_read, tokens_written, style=style)
         memory = _range(low.memory, high.memory, lambda size: f"{size:.0f}")
         gpus = (str(low.gpus), memory, _range(low.gpu_hours, high.gpu_hours, rounded)) if low.gpus else ("", "", "")
-        wall, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
-        costs.add_row(low.stage, *gpus, wall, money, style=style)
+        time, money = _range(low.seconds, high.seconds, _time), _range(low.money, high.money, rounded)
+        costs.add_row(low.stage, *gpus, time, money, style=style)
     if plan.held:
-        low_hours, high_hours = (
-            None if total.seconds is None else plan.held * total.seconds / 3600
-            for total in (plan.low[-1], plan.high[-1])
-        )
-        hours = _range(low_hours, high_hours, rounded)
-        costs.add_row("node, held throughout", str(plan.held), "", hours, "", "", style="bold")
+        costs.add_row("node, held throughout", str(plan.held), "", _held_hours(plan), "", "", style="bold")
     memory_table = _table("GiB of one GPU in training", "GPUs", "what", "GiB", text_columns=2)
     for group, parts in plan.memory.items():
         for name, value in {**parts, "total": sum(parts.values())}.items():
@@ -233,8 +228,29 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     for row in plan.basis:
         basis.add_row(*row)
     notes = (Text(f"note: {text}", "yellow") for text in plan.warnings)
-    tables = (table for table in (counts, costs, memory_table, basis) if table.row_count)
-    return [*tables, *([Text(own)] if (own := _own_share(plan)) else []), *notes]
+    tables = [_without_empty_columns(table) for table in (costs, counts, memory_table, basis) if table.row_count]
+    return [_total(plan), *tables, *([Text(own)] if (own := _own_share(plan)) else []), *notes]
+
+
+def _held_hours(plan: Plan) -> str:
+    """Return the GPU-hours of the node that the run occupies for its whole time."""
+    totals = (plan.low[-1].seconds, plan.high[-1].seconds)
+    low, high = (None if seconds is None else plan.held * seconds / 3600 for seconds in totals)
+    return _range(low, high, rounded)
+
+
+def _total(plan: Plan) -> str:
+    """Say what the whole run costs: time, GPU-hours, rollouts, model calls, and money where a price is known."""
+    low, high = plan.low[-1], plan.high[-1]
+    hours = _held_hours(plan) if plan.held else _range(low.gpu_hours, high.gpu_hours, rounded)
+    parts = {
+        "time": _range(low.seconds, high.seconds, _time),
+        "GPU-hours": hours if low.gpus or plan.held else "",
+        "rollouts": _range(low.rollouts, high.rollouts, lambda count: f"{count:,.0f}"),
+        "jobs": str(low.jobs),
+        "money": _range(low.money, high.money, rounded),
+    }
+    return f"Total of {plan.title}: {', '.join(f'{name} {value}' for name, value in parts.items() if value)}"
 
 
 def _own_share(plan: Plan) -> str:
@@ -244,7 +260,13 @@ def _own_share(plan: Plan) -> str:
     stages = {cost.stage: cost.gpu_hours for cost in plan.high if cost.stage in ours}
     hours = sum(cost or 0.0 for cost in stages.values())
     share = f", {rounded(hours)} GPU-hours at most" if hours else ""
-    return f"not in the paper, but captrain's own: {', '.join(stages)}{share}" if stages else ""
+    return f"Not in the paper, but captrain's own: {', '.join(stages)}{share}" if stages else ""
+
+
+def _without_empty_columns(table: Table) -> Table:
+    """Return a table without the columns that are empty in every row."""
+    table.columns = [column for column in table.columns if any(column.cells)]
+    return table
 
 
 def _table(title: str, *names: str, text_columns: int = 1) -> Table:

@@ -63,18 +63,22 @@ def _environment(name: str, root: Path) -> tuple[Path, Passport]:
     paths = {path.stem: path for folder in FOLDERS for path in sorted((root / folder).glob("*.py"))}
     path = Path(name) if name.endswith(".py") else paths.get(name)
     if path is None:
-        names = ", ".join(paths) or "none: run `dvc repro environments`"
-        raise UserError(f"there is no environment {name!r}", f"there are {names}; or name an environment file")
+        remedy = f"choose one of {', '.join(paths)}" if paths else "run `captrain run environments`"
+        raise UserError(f"there is no environment {name!r}", f"{remedy}, or name an environment file")
     if not path.is_file():
         raise UserError(f"there is no file {path}", "name an environment file that has its passport beside it")
     beside = path.with_name(f"{path.stem}.passport.json")
     if not beside.is_file():
         raise UserError(f"{path} has no passport", f"`captrain validate {path}` makes one, or says what fails")
-    passport = read_json(beside, Passport, "make it again")
+    remedy = f"make the passport again with `captrain validate {path}`"
+    passport = read_json(beside, Passport, remedy)
     if passport.capability != path.stem:
-        raise UserError(f"{beside} is the passport of {passport.capability!r}", "make it again")
+        raise UserError(f"{beside} is the passport of {passport.capability!r}", remedy)
     if not passport.passed:
-        raise UserError(f"{path} has failed its passport: {passport.complaints()}", "fix it first")
+        raise UserError(
+            f"{path} has failed its passport: {passport.complaints()}",
+            f"fix {path}, and check it with `captrain validate {path}`",
+        )
     return path, passport
 
 

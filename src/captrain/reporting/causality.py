@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from captrain.comparison import ComparisonRow
-from captrain.records import read_table
+from captrain.records import counted, read_table
 from captrain.reporting.style import DIVERGING, GREY, NARROW, PROJECT, SMALL, WIDTH, arm_label, finish, ink
 
 STRATA = {
@@ -80,7 +80,7 @@ def _finding(rows: Sequence[ComparisonRow], effects: pd.DataFrame) -> str:
     repairing = sum(cell["low"] > 0 for cell in own)
     placebos = sum(row["placebo_low"] > 0 for row in rows)
     return (
-        f"{repairing} of {len(rows)} adapters repair failures that lack their capability "
+        f"{repairing} of {counted(len(rows), 'adapter')} repair failures that lack their capability "
         f"({min(cell['change'] for cell in own):+.2f} to {max(cell['change'] for cell in own):+.2f} in pass rate); "
         f"the other adapters do for {placebos} of {len(rows)}"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Column, Table
 
+from captrain.capabilities import titled
 from captrain.comparison import ComparisonRow, grouped
 from captrain.records import read_table
 
@@ -94,7 +95,7 @@ def rediscovery_table(results: Path) -> Table | None:
     for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
         interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
         cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
-        table.add_row(row["capability"], _agent(row), "yes" if row["selected"] else "no", *cells, interval)
+        table.add_row(titled(row["capability"]), _agent(row), "yes" if row["selected"] else "no", *cells, interval)
     return table
 
 

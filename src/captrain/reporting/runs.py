@@ -16,7 +16,7 @@ import json
 import math
 import subprocess
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
+from captrain.capabilities import titled
 from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, all_routes
 from captrain.errors import UserError
 from captrain.records import JsonObject, Rollout, digest, parse_table, parse_yaml, read_bytes, scan
@@ -96,7 +97,9 @@ def find_run(name: str, root: Path) -> ComparedRun:
         candidates = parsed(CAPABILITIES)["candidates"] if CAPABILITIES in texts else []
         capabilities = {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{CAPABILITIES} of {name} is not a selection", "make it again") from None
+        raise UserError(
+            f"{CAPABILITIES} of {name} is not a selection", "make it again with `captrain run capabilities`"
+        ) from None
     rates = dict[str, Rate]()
     if MAIN in texts:
         kinds, numbers = {"method": str, "label": str}, ("pass_rate", "low", "high")
@@ -165,7 +168,7 @@ def compare_runs(first: ComparedRun, second: ComparedRun) -> list[RenderableType
     if names := {**first.capabilities, **second.capabilities}:
         capabilities = Table("selected capability", first.name, second.name, title_justify="left")
         for name in names:
-            capabilities.add_row(name, first.capabilities.get(name, "-"), second.capabilities.get(name, "-"))
+            capabilities.add_row(titled(name), first.capabilities.get(name, "-"), second.capabilities.get(name, "-"))
     notes = [OTHER_TASKS] if any(key.startswith(WORLD) for key in keys) else []
     return [settings, capabilities, _rates_table(first, second), *notes]
 
@@ -175,22 +178,32 @@ def _rates_table(first: ComparedRun, second: ComparedRun) -> RenderableType:
     if missing := [run.name for run in (first, second) if not run.rates]:
         return f"no pass rates: {' and '.join(missing)} has not played the test split"
     pairs, reason = _pairs(first, second)
-    headings = ("method", first.name, second.name, "difference", "interval", "distinct", "paired")
+    headings = ("row", first.name, second.name, "difference", "interval", "differs")
     table = Table(*headings, title="pass rates on the test split", title_justify="left")
+    unpaired = list[str]()
     for method, rate in {**after, **before}.items():
         cells = [f"{rates[method].value:.3f}" if method in rates else "-" for rates in (before, after)]
         if method in before and method in after:
             gap, low, high = pairs.get(method) or difference(after[method], before[method])
             verdict = "" if math.isnan(low) else "no" if low <= 0 <= high else "yes"
-            paired = "yes" if method in pairs else "no"
-            cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict, paired]
-        table.add_row(rate.label, *cells, *[""] * (6 - len(cells)))
+            unpaired += [] if method in pairs else [rate.label]
+            cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict]
+        table.add_row(rate.label, *cells, *[""] * (5 - len(cells)))
     table.caption = (
-        f"difference: {second.name} less {first.name}; intervals not corrected for their number; distinct: without 0; "
-        f"paired: by task, over the same tasks and trials, else as of two independent runs{reason}"
+        f"Difference: {second.name} minus {first.name}. Differs: the interval excludes 0; it is not corrected for the "
+        f"number of rows.\n{_pairing(len(pairs), unpaired, reason)}"
     )
     table.caption_justify = "left"
     return table
+
+
+def _pairing(pairs: int, unpaired: Sequence[str], reason: str) -> str:
+    """Say which rows are paired by task."""
+    if not pairs:
+        return f"Compared as two independent runs{reason}."
+    if not unpaired:
+        return "Paired by task."
+    return f"Paired by task, except {', '.join(unpaired)}."
 
 
 def _pairs(first: ComparedRun, second: ComparedRun) -> tuple[dict[str, tuple[float, float, float]], str]:

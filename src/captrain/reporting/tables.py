@@ -137,10 +137,8 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     rows = main.to_dict("records")
     methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)
-    lines = [
-        f"{max(row['tasks'] for row in methods)} tasks; intervals by bootstrap over tasks; {errors} errors of "
-        f"infrastructure left out of the rates, {excluded} tasks excluded for them."
-    ]
+    tasks = counted(max(row["tasks"] for row in methods), "task")
+    lines = [f"{tasks}; intervals by bootstrap over tasks. {_left_out(errors, excluded)}"]
     spending: dict[str, dict[str, int]] = {}
     for row in ledger.to_dict("records"):
         purposes = spending.setdefault("evaluation" if row["purpose"] == "evaluation" else row["method"], {})
@@ -161,6 +159,11 @@ def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
     if passes.get(ORACLE, 1.0) < passes[TRACE]:
         lines.append("It lies below TRACE here, because a task has too few trials: no bound. Set evaluation.trials=4.")
     return "\n".join(lines)
+
+
+def _left_out(errors: int, tasks: int) -> str:
+    """Say how many errors, and tasks because of them, the rates leave out."""
+    return f"Left out of the rates: {counted(errors, 'error')} of infrastructure, {counted(tasks, 'task')} with them."
 
 
 def _number(value: float | None) -> str:
@@ -208,7 +211,7 @@ def _summary(root: Path) -> RenderableType:
     parts: list[RenderableType] = [rates, Text(), compared, Text(), "Capabilities that the base lacks", lacking, Text()]
     errors, excluded = sum(row["errors"] for row in rows), max(row["excluded"] for row in rows)
     if errors or excluded:
-        parts.append(f"Left out of the rates: {errors} errors of infrastructure, and {excluded} tasks because of them.")
+        parts.append(_left_out(errors, excluded))
     return Group(*parts, commands)
 
 
@@ -236,7 +239,7 @@ def _rates(rows: Sequence[ComparisonRow], confidence: float) -> Table:
     headings = ("row", "pass rate", f"{confidence:.0%} interval", "rollouts", "learns from")
     columns = [Column(name, justify="right" if 0 < number < 4 else LEFT) for number, name in enumerate(headings)]
     tasks = max(row["tasks"] for row in rows)
-    rates = Table(*columns, title=f"Test split: {tasks} tasks", title_justify=LEFT, box=None)
+    rates = Table(*columns, title=f"Test split: {counted(tasks, 'task')}", title_justify=LEFT, box=None)
     for row in rows:
         cells = [row["label"], _number(row["pass_rate"]), _interval(row["low"], row["high"])]
         cells += [f"{row['rollouts_spent']:,}", supervision(row["method"]) or ""]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from captrain.errors import UserError
-from captrain.records import parse_table, require_regular
+from captrain.records import counted, parse_table, require_regular
 
 if TYPE_CHECKING:
     from dvc.output import Output
@@ -123,7 +123,9 @@ def verify(root: Path) -> Verification:
     text = f"{_some(libraries)}; results that you make here may differ" if libraries else f"as {PINS} pins them"
     comparisons.append(Comparison("libraries", "note" if libraries else "ok", text, tuple(libraries)))
     if absent := tuple(differences["not checked"]):
-        comparisons.append(Comparison("not checked", "note", f"{len(absent)} outputs of DVC's cache: not here", absent))
+        comparisons.append(
+            Comparison("not checked", "note", f"{counted(len(absent), 'output')} of DVC's cache: not here", absent)
+        )
     summary = "verified: the committed results are those of the committed code, specification and data"
     return Verification(f"not verified: {'; '.join(clauses)}" if clauses else summary, not clauses, comparisons)
 
@@ -263,7 +265,7 @@ def _compare_pass_rates(root: Path) -> tuple[str, list[str]]:
     if not beyond:
         return "the same result within noise", []
     count = len({**before, **after})
-    return f"{len(beyond)} of {count} pass rates are beyond the committed intervals: {_some(beyond)}", beyond
+    return f"{len(beyond)} of {counted(count, 'pass rate')} are beyond the committed intervals: {_some(beyond)}", beyond
 
 
 def _other_libraries(pins: str) -> list[str]:

@@ -171,7 +171,7 @@ def job_log(root: Path, job: str) -> str:
         last_jobs = ", ".join(attempt.job for attempt in attempts[-5:])
         raise UserError(
             f"there is no job {job} here",
-            f"the last ones are {last_jobs}" if last_jobs else "choose machine=slurm in params.yaml (overrides)",
+            f"the last ones are {last_jobs}" if last_jobs else "no job was submitted here; machine=slurm submits jobs",
         )
     if not attempt.log.exists():
         raise UserError(f"job {attempt.job} has no output yet", "see `captrain jobs` for its state")

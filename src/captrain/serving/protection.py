@@ -93,8 +93,8 @@ def protection_of(host: str, token_variable: str = "", names: Sequence[str] = ()
     address = _address(host)
     if not token and host.lower() != "localhost" and (address is None or not address.is_loopback):
         raise UserError(
-            f"whoever reaches {host or 'this machine'} could use the model",
-            "name an environment variable that holds a token by --token-env, or listen on 127.0.0.1",
+            f"anyone who reaches {host or 'this machine'} could use the model",
+            "set --token-env to an environment variable that holds a token, or listen on 127.0.0.1",
         )
     machine = (host, socket.gethostname()) if host not in WILDCARDS else (socket.gethostname(),)
     return Protection(token, tuple(dict.fromkeys(name.lower() for name in (*LOOPBACK, *machine, *names))))

@@ -116,7 +116,7 @@ def embedded_server(
     """
     for folder in folders or ():
         if not folder.is_dir():
-            raise UserError(f"--adapters-from: there is no folder {folder}", "name one that adapters lie in")
+            raise UserError(f"--adapters-from: there is no folder {folder}", "name a folder that contains adapters")
     from transformers.utils import logging
 
     logging.disable_progress_bar()

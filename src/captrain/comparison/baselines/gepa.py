@@ -38,6 +38,7 @@ from captrain.records import (
     Purpose,
     Rollout,
     Task,
+    counted,
     digest,
     publish,
     publish_json,
@@ -403,7 +404,7 @@ class GEPABaseline(Baseline):
         """See `Baseline.compute`."""
         result = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
         publish_gepa(result, Path("results") / self.name)
-        return "\n".join([f"{len(result.best.lines)} lines of guidance", *result.best.lines])
+        return "\n".join([f"{counted(len(result.best.lines), 'line')} of guidance", *result.best.lines])
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""

@@ -32,7 +32,7 @@ from captrain.comparison.baselines.baseline import (
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter, MixtureParts
-from captrain.records import Rollout, load, publish_text, read_index
+from captrain.records import Rollout, counted, load, publish_text, read_index
 from captrain.run import GateSettings, MixtureSettings, Spec, launch
 from captrain.training import (
     LIBRARIES,
@@ -106,7 +106,7 @@ class MixtureBaseline(Baseline):
         gates = [row for mixture in mixtures for row in self.gate_rows(spec, project, mixture)]
         table = pd.DataFrame(gates, columns=GATE_COLUMNS)
         publish_text(Path("results", self.name, "gates.csv"), table.to_csv(index=False, float_format="%.6f"))
-        return f"{len(adapters)} adapters, {rollouts} rollouts for the gates"
+        return f"{counted(len(adapters), 'adapter')}, {counted(rollouts, 'rollout')} for the gates"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""
@@ -147,9 +147,7 @@ class MixtureBaseline(Baseline):
         """
         section: GateSettings = self.section(spec)
         if rollouts < 1:
-            raise UserError(
-                f"baselines.{self.name}: {rollouts} rollouts are left for the gates", "raise adapters.rollouts"
-            )
+            raise UserError(f"baselines.{self.name}: no rollout is left for the gates", "raise adapters.rollouts")
         base = project / "artifacts/base"
         job = GateJob(
             name=self.name,

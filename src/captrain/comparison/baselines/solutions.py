@@ -43,7 +43,7 @@ from captrain.comparison.baselines.rounds import (
 )
 from captrain.ledger import LedgerEntry
 from captrain.models import Adapter
-from captrain.records import publish, publish_json, publish_text
+from captrain.records import counted, publish, publish_json, publish_text
 from captrain.routing import BASE, OPENINGS, AskedModel, Example, Router, examples, openings
 from captrain.run import Spec, build, launch
 from captrain.training import (
@@ -239,8 +239,8 @@ class SolutionsBaseline(Baseline):
         count = teaching.general.demonstrations
         discarded = sum(sum(item.left_out.values()) for item in teaching.adapters)
         return (
-            f"{count} demonstrations, {len(teaching.specialists)} specialists, left out {discarded}, "
-            f"{len(teaching.diagnoses)} further diagnoses"
+            f"{counted(count, 'demonstration')} kept and {discarded} left out, "
+            f"{counted(len(teaching.specialists), 'specialist')}, repeated diagnoses: {len(teaching.diagnoses)}"
         )
 
     def publish_nothing(self) -> None:

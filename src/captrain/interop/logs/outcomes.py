@@ -222,14 +222,17 @@ class Judge:
             least, most, mark = min(self.between), max(self.between), self.choices.pass_at
             passed = 0 if mark is None else sum(reward >= mark for reward in self.between)
             rule = (
-                "only 1 passes; --pass-at X sets another mark" if mark is None else f"{passed} of them pass at {mark:g}"
+                "only a reward of 1 passes; set another threshold with --pass-at X"
+                if mark is None
+                else f"{passed} of them pass with --pass-at {mark:g}"
             )
             spread = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-            yield f"{len(self.between)} of {self.judged} rewards lie strictly between fail and pass ({spread}): {rule}"
+            yield f"{len(self.between)} of {self.judged} rewards are between 0 and 1 ({spread}): {rule}"
         if self.below:
             yield f"counted as failed: {counted(self.below, 'reward')} of -1"
         if self.scores is not None and (unused := self.scores.unused()):
-            yield f"{len(unused)} of {len(self.scores.lines)} scores match no rollout, such as {plain(unused[0])}"
+            total = counted(len(self.scores.lines), "score")
+            yield f"{len(unused)} of {total} match no rollout, such as {plain(unused[0])}"
 
 
 def _hint(row: Foreign, place: str = "") -> str:

@@ -153,7 +153,8 @@ NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
 BINARY = "it is a binary file"
 REMEDIES = {
-    NO_REWARD: "add --outcome FIELD if a field says it, or else --scores FILE, a CSV of outcomes that begins like this",
+    NO_REWARD: "add --outcome FIELD if a field of the log holds the outcome, or else --scores FILE, a CSV that begins "
+    "like this",
     UTF_16: "save it in UTF-8",
     f"{NO_JSON}: Expecting value (char 0)": "a transcript in Markdown or plain text holds no calls; write each "
     f"dialogue like this:\n{EXAMPLE}",
