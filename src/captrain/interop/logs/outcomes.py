@@ -121,7 +121,7 @@ def at(row: object, path: str) -> object:
     return value
 
 
-def number_of(value: object) -> float | None:
+def outcome_number(value: object) -> float | None:
     """Convert an outcome to a number: a boolean, a finite number, or a word such as "resolved". None for all else."""
     if isinstance(value, str):
         word = value.strip().lower()
@@ -136,7 +136,7 @@ def number_of(value: object) -> float | None:
 
 def likely_outcome(row: object) -> str:
     """Return the path of the field that most looks like an outcome; "" if none does."""
-    found = [path for path, value in _leaves(row) if number_of(value) is not None and _is_named(path)]
+    found = [path for path, value in _leaves(row) if outcome_number(value) is not None and names_outcome(path)]
     ranks = {name: place for place, name in enumerate(OUTCOMES)}
     return min(
         found,
@@ -157,7 +157,8 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2].lower()
 
 
-def _is_named(path: str) -> bool:
+def names_outcome(path: str) -> bool:
+    """Return whether the last name of a path suggests an outcome."""
     name = re.sub(r"([a-z])([A-Z])", r"\1_\2", path.rpartition(".")[2])
     return not WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
@@ -197,7 +198,7 @@ class Judge:
         if entry.reward is None and not entry.fault:  # with a fault, no reward is needed
             name, result = result_beside(path) if entry.index == 1 and not _hint(row) else ("", {})
             return entry.missing or f"{NO_REWARD}{_hint(result, f' in {name}') if result else _hint(row)}"
-        reward = number_of(entry.reward or 0.0 if entry.fault else entry.reward)
+        reward = outcome_number(entry.reward or 0.0 if entry.fault else entry.reward)
         if reward is None:
             return f"the reward {plain(str(entry.reward))[:80]!r} is not a number{_hint(row)}"
         return self._record(file, entry, reward)
@@ -261,7 +262,7 @@ class Scores:
             rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
             columns = {name for name in rows[0] if isinstance(name, str)} if rows else set[str]()
             key = next(name for name in KEYS if name in columns)
-            reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and _is_named(name))
+            reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and names_outcome(name))
         except (csv.Error, StopIteration, ValueError):
             raise UserError(f"{path} is not a table of scores", remedy) from None
         lines = [
@@ -273,7 +274,7 @@ class Scores:
             )
             for row in rows
         ]
-        if any(not line.key or number_of(line.reward) is None for line in lines):
+        if any(not line.key or outcome_number(line.reward) is None for line in lines):
             raise UserError(f"{path} is not a table of scores", remedy)
         [(name, times)] = Counter(line.key for line in lines).most_common(1)
         if times > 1:

@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs import (
+    adk,
     agentdojo,
     answers,
     atif,
@@ -44,6 +46,7 @@ from captrain.interop.logs import (
     tau2,
     tau_bench,
     terminal_bench,
+    toolbench,
     toolsandbox,
     verifiers,
 )
@@ -59,6 +62,7 @@ from captrain.interop.logs.outcomes import (
     Scores,
     scores_for,
 )
+from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.packed import is_packed, unpacked
 from captrain.interop.logs.records import (
     FIRST,
@@ -121,6 +125,8 @@ ROWS = (
     answers.TAPES,
     speakers.WHO_AND_WHEN,
     medagent.MEDAGENT,
+    adk.ADK,
+    toolbench.TOOLBENCH,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -601,20 +607,23 @@ def _read(path: Path, choices: Choices) -> Source:
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
-    if choices.messages:
-        formats: Sequence[RowFormat] = [steps.named(choices.messages)]
-        source = _read_rows(path, rows, lambda: rows_of(path), formats)
-    else:
-        source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
-    if source is None and len(rows) == 1 and not is_lines(path):
-        inner = [*rows_in(rows[0])]
-        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
-        formats = [steps.named(choices.messages)] if choices.messages else ROWS
-        source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
-        rows = [*rows, *first]
-    if source is None and (rows or path.suffix != ".jsonl"):
+    formats = [steps.named(choices.messages)] if choices.messages else ROWS
+
+    def is_row(row: Foreign) -> bool:
+        return any(_holds(entry.recognizes, row) for entry in formats)
+
+    inner = [*rows_in(rows[0])] if len(rows) == 1 and not is_lines(path) else []
+    containers: list[Rows] = [lambda: rows_of(path), lambda: iter(inner)]
+    containers += [lambda held=held: trials_in(held(), is_row) for held in containers]
+    for held in containers:
+        first = [row for _, row in islice(held(), FIRST) if isinstance(row, dict)]
+        source = _read_rows(path, first, held, formats)
+        if source is not None:
+            return source
+    rows += [row for _, row in inner[:FIRST] if isinstance(row, dict)]
+    if rows or path.suffix != ".jsonl":
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
-    return source or chat.read_rows(path, chat.CHAT, rows_of(path))
+    return chat.read_rows(path, chat.CHAT, rows_of(path))
 
 
 def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
