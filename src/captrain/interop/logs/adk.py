@@ -16,7 +16,7 @@ PER_INVOCATION = "eval_metric_result_per_invocation"
 REWARDS = {1: 1.0, 2: 0.0, "PASSED": 1.0, "FAILED": 0.0}
 """Reward of each status of a case. Any other status means that ADK did not judge the case."""
 NOT_JUDGED = "ADK did not evaluate this case"
-EXPECTED = "an eval set holds expected conversations: name its results, .adk/eval_history/*.evalset_result.json"
+EXPECTED = "an eval set holds only the expected conversations"
 
 
 def _recognizes(row: Foreign) -> bool:
@@ -34,7 +34,9 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow:
         REWARDS.get(row.get("final_eval_status", "")),
         task_id=row["eval_id"],
         reference=[calling(message["tool_calls"]) for message in solution],
-        grading="; ".join(f"{metric['metric_name']} {metric['score']:g} of {metric['threshold']:g}" for metric in metrics),
+        grading="; ".join(
+            f"{metric['metric_name']} {metric['score']:g} of {metric['threshold']:g}" for metric in metrics
+        ),
         expected={"expected": "\n".join(filter(None, map(_answer, expected)))},
         keys=(str(row.get("session_id") or ""),),
         missing=EXPECTED if pairs is None else NOT_JUDGED,

@@ -91,7 +91,9 @@ def read_bfcl(path: Path) -> Source:
     if verdicts and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
     if verdicts and (strange := verdicts.failures.keys() - {*_names(results)}):
-        raise ValueError(f"its scores list {plain(min(strange))}, which the results lack: put those of one run together")
+        raise ValueError(
+            f"its scores list {plain(min(strange))}, which the results lack: put those of one run together"
+        )
     # The model is the name of the folder below `result`. Otherwise a failure names it.
     parts = results.absolute().parts
     models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]

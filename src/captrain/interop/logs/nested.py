@@ -12,9 +12,7 @@ TASK = ("task_id", "instance_id", "id", "task", "name")
 """Fields that may name the task of a row, the most likely first."""
 
 
-def trials_in(
-    rows: Iterable[tuple[str, object]], is_trial: Callable[[Foreign], bool]
-) -> Iterator[tuple[str, object]]:
+def trials_in(rows: Iterable[tuple[str, object]], is_trial: Callable[[Foreign], bool]) -> Iterator[tuple[str, object]]:
     """Yield (place, trial) for the trials nested in each row. A row without trials is yielded as it is.
 
     Trials get the task and the other texts and numbers of their row. The outcome of a row with several trials is left

@@ -51,7 +51,9 @@ from captrain.interop.logs import (
     verifiers,
 )
 from captrain.interop.logs.agents import Origin, origin_of, settle
+from captrain.interop.logs.beside import is_result
 from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.outcomes import (
     AS_READ,
     NO_FIELD,
@@ -62,7 +64,6 @@ from captrain.interop.logs.outcomes import (
     Scores,
     scores_for,
 )
-from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.packed import is_packed, unpacked
 from captrain.interop.logs.records import (
     FIRST,
@@ -167,6 +168,8 @@ REMEDIES = {
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
     bfcl.NO_SCORES: "run `bfcl evaluate`, put the score file that it writes beside the results, and name their folder",
     bfcl.UNREADABLE: "put the result file and the score file of one evaluation side by side, and name their folder",
+    adk.EXPECTED: "name the results that `adk eval` wrote: .adk/eval_history/*.evalset_result.json",
+    toolbench.CUT: "name ToolBench's own answers, as they were before their conversion for ToolEval",
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
     UNKNOWN: REMEDY,
@@ -291,6 +294,8 @@ class _Reader:
 
     def skip_file(self, file: "_File", reason: str, *, may_be_dialogue: bool = False) -> None:
         """Record a file that cannot be read at all. In a searched folder, an unknown format is no error."""
+        if file.is_found and reason.startswith(NO_FORMAT) and is_result(file.path):
+            return
         if file.is_found and reason.startswith(NO_FORMAT):
             self.passed_over.append(Skipped(file.name, "file", NO_DIALOGUE))
             self.unknown += [file.name] if may_be_dialogue else []

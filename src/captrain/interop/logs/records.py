@@ -148,8 +148,11 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
 def with_siblings(document: Foreign, name: str) -> list[object]:
     """Return the rows in a list of a document, each with what the document's other members hold about it.
 
-    A member is a list of as many values, in the same order; a list of objects with an id of the rows; or an object whose
-    names are ids of the rows. A row's own fields come first.
+    A row's own fields come first. These members are read:
+
+    - a list of as many values, in the order of the rows
+    - a list of objects that name the id of a row
+    - an object whose names are ids of rows
     """
     rows = document[name]
     for other, value in document.items():

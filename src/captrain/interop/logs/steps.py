@@ -17,7 +17,15 @@ RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_r
 ACTIONS = ("action", "tool", "tool_name", "command", "function", "call", "act")
 CALLS = ("tool_calls", "toolCalls", "calls", "tool_uses", "function_calls", "actions")
 """Names of a list of calls in a step. Each call holds its result, or the step has a list of results."""
-LISTS_OF_RESULTS = ("tool_results", "toolResults", "results", "tool_outputs", "tool_responses", "observations", "outputs")
+LISTS_OF_RESULTS = (
+    "tool_results",
+    "toolResults",
+    "results",
+    "tool_outputs",
+    "tool_responses",
+    "observations",
+    "outputs",
+)
 THOUGHTS = ("thought", "reasoning", "message", "text", "content", "model_output")
 PROMPTS = (
     "query",
@@ -72,7 +80,7 @@ def _calls(step: Foreign) -> list[Foreign]:
 
 
 def _is_words(step: object) -> TypeGuard[Foreign]:
-    """Return whether a step without a call holds only what the agent said. Steps that name a speaker may be anybody's."""
+    """Return whether a step has no call, only words. A step that names a speaker may be anybody's, so it is none."""
     is_nobodys = isinstance(step, Mapping) and not any(name in step for name in SPEAKERS)
     return is_nobodys and bool(_said(step, (*THOUGHTS, *ANSWERS)))
 
@@ -142,9 +150,11 @@ def _results_of(calls: Sequence[Foreign], step: Foreign) -> Iterator[Message]:
     only = [step[name] for name in RESULTS if step.get(name) is not None][:1]
     for place, call in enumerate(calls):
         held = [call[name] for name in RESULTS if call.get(name) is not None][:1]
-        for seen in held or beside[place : place + 1] or (only if call is calls[-1] else []):
-            inner = [seen[name] for name in (*RESULTS, "content") if seen.get(name) is not None] if isinstance(seen, Mapping) else []
-            yield {"role": "tool", "content": text_of(inner[0] if inner else seen), "error": bool(call.get("error"))}
+        is_last = place == len(calls) - 1
+        for seen in held or beside[place : place + 1] or only[: int(is_last)]:
+            inner = seen if isinstance(seen, Mapping) else {}
+            text = next((inner[name] for name in (*RESULTS, "content") if inner.get(name) is not None), seen)
+            yield {"role": "tool", "content": text_of(text), "error": bool(call.get("error") or inner.get("error"))}
 
 
 def _results(step: Foreign) -> Iterator[Message]:

@@ -11,7 +11,7 @@ from captrain.interop.logs.source import Foreign, call_entry, call_of, calling, 
 from captrain.records import Message
 
 SEARCH, ANSWER, STEPS = "answer_generation", "answer", "answer_details"
-CUT = "its steps are cut off after 100 characters: name the answers as they were before the conversion"
+CUT = "its steps are cut off after 100 characters"
 
 
 def _recognizes(row: Foreign) -> bool:
@@ -20,13 +20,14 @@ def _recognizes(row: Foreign) -> bool:
     return is_search or (isinstance(answer, Mapping) and isinstance(answer.get(STEPS), list))
 
 
-def _chat_row(row: Foreign, path: Path) -> ChatRow:
+def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     search, task = row.get(SEARCH), row.get("task_id", path.name.partition("_")[0])
     if search is None:
         answer = row[ANSWER]
-        return ChatRow([*_converted(answer[STEPS])], None, task, model=answer.get("method", "unknown"))
+        messages = _converted(answer[STEPS])
+        return ChatRow(messages, None, task, model=answer.get("method", "unknown")) if messages else CUT
     # Each request repeats the one before it. A search that ended without an answer has no requests.
-    requests = search.get("train_messages") or [[{"role": "user", "content": search["query"]}, *_last_attempt(row)]]
+    requests = search.get("train_messages") or [[{"role": "user", "content": search.get("query")}, *_last_attempt(row)]]
     tools = [{"type": "function", "function": function} for function in search["function"]]
     return ChatRow(requests[-1], None, task, tools=tools)
 
@@ -50,20 +51,22 @@ def _last_attempt(row: Foreign) -> Iterator[Message]:
             yield {"role": "tool", "content": text_of(node.get("observation"))}
 
 
-def _converted(steps: object) -> Iterator[Message]:
-    """Yield the messages of the first path through nested steps. A step of a tool is a call with its result."""
+def _converted(steps: object) -> list[Message]:
+    """Return the messages of the first path through nested steps. [] if the call of a step is cut off."""
+    messages: list[Message] = []
     while isinstance(steps, list) and steps:
         step, said = steps[0], steps[0].get("message")
         held = loaded(said) if isinstance(loaded(said), Mapping) else literal(text_of(said))
         if step["role"] != "tool":
-            yield {"role": step["role"], "content": text_of(said)}
-        elif (call := call_of(held)) and isinstance(held, Mapping):
-            yield calling([call])
+            messages.append({"role": step["role"], "content": text_of(said)})
+        elif isinstance(held, Mapping) and (call := call_of(held)):
+            messages.append(calling([call]))
             if held.get("response"):
-                yield {"role": "tool", "content": text_of(held["response"])}
+                messages.append({"role": "tool", "content": text_of(held["response"])})
         else:
-            raise ValueError(CUT)
+            return []
         steps = step.get("next")
+    return messages
 
 
 TOOLBENCH = RowFormat("ToolBench answers", _recognizes, _chat_row)
