@@ -128,11 +128,6 @@ def failing_tests(verdict: Foreign) -> str:
     return f"failing tests: {', '.join(names)}" if names else ""
 
 
-def is_result(path: Path) -> bool:
-    """Return whether a file without a dialogue is one from which the outcomes of others are read."""
-    return path.name in OWN or any(map(_of_report, _reports(path)))
-
-
 @lru_cache(maxsize=256)
 def _alike(folder: Path, name: str) -> int:
     return sum(1 for _ in folder.glob(f"*/{name}"))

@@ -16,14 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs import (
-    adk,
     agentdojo,
     answers,
     atif,
@@ -46,14 +44,11 @@ from captrain.interop.logs import (
     tau2,
     tau_bench,
     terminal_bench,
-    toolbench,
     toolsandbox,
     verifiers,
 )
 from captrain.interop.logs.agents import Origin, origin_of, settle
-from captrain.interop.logs.beside import is_result
 from captrain.interop.logs.document import JsonDocument
-from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.outcomes import (
     AS_READ,
     NO_FIELD,
@@ -126,8 +121,6 @@ ROWS = (
     answers.TAPES,
     speakers.WHO_AND_WHEN,
     medagent.MEDAGENT,
-    adk.ADK,
-    toolbench.TOOLBENCH,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -168,8 +161,6 @@ REMEDIES = {
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
     bfcl.NO_SCORES: "run `bfcl evaluate`, put the score file that it writes beside the results, and name their folder",
     bfcl.UNREADABLE: "put the result file and the score file of one evaluation side by side, and name their folder",
-    adk.EXPECTED: "name the results that `adk eval` wrote: .adk/eval_history/*.evalset_result.json",
-    toolbench.CUT: "name ToolBench's own answers, as they were before their conversion for ToolEval",
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
     UNKNOWN: REMEDY,
@@ -294,8 +285,6 @@ class _Reader:
 
     def skip_file(self, file: "_File", reason: str, *, may_be_dialogue: bool = False) -> None:
         """Record a file that cannot be read at all. In a searched folder, an unknown format is no error."""
-        if file.is_found and reason.startswith(NO_FORMAT) and is_result(file.path):
-            return
         if file.is_found and reason.startswith(NO_FORMAT):
             self.passed_over.append(Skipped(file.name, "file", NO_DIALOGUE))
             self.unknown += [file.name] if may_be_dialogue else []
@@ -612,23 +601,20 @@ def _read(path: Path, choices: Choices) -> Source:
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
-    formats = [steps.named(choices.messages)] if choices.messages else ROWS
-
-    def is_row(row: Foreign) -> bool:
-        return any(_holds(entry.recognizes, row) for entry in formats)
-
-    inner = [*rows_in(rows[0])] if len(rows) == 1 and not is_lines(path) else []
-    containers: list[Rows] = [lambda: rows_of(path), lambda: iter(inner)]
-    containers += [lambda held=held: trials_in(held(), is_row) for held in containers]
-    for held in containers:
-        first = [row for _, row in islice(held(), FIRST) if isinstance(row, dict)]
-        source = _read_rows(path, first, held, formats)
-        if source is not None:
-            return source
-    rows += [row for _, row in inner[:FIRST] if isinstance(row, dict)]
-    if rows or path.suffix != ".jsonl":
+    if choices.messages:
+        formats: Sequence[RowFormat] = [steps.named(choices.messages)]
+        source = _read_rows(path, rows, lambda: rows_of(path), formats)
+    else:
+        source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
+    if source is None and len(rows) == 1 and not is_lines(path):
+        inner = [*rows_in(rows[0])]
+        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
+        formats = [steps.named(choices.messages)] if choices.messages else ROWS
+        source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
+        rows = [*rows, *first]
+    if source is None and (rows or path.suffix != ".jsonl"):
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
-    return chat.read_rows(path, chat.CHAT, rows_of(path))
+    return source or chat.read_rows(path, chat.CHAT, rows_of(path))
 
 
 def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:

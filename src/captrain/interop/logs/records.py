@@ -17,9 +17,6 @@ from captrain.interop.logs.source import Foreign, Read, literal, reason_of
 from captrain.records import plain
 
 FIRST = 20
-SHARED = ("model", "model_name", "task_id", "instance_id")
-IDS = ("trace_id", "session_id", "instance_id", "task_id", "run_id", "episode_id", "conversation_id", "id")
-"""Names of the field by which an object in one list is joined to an object in another."""
 LONGEST = 1 << 26
 """Longest CSV cell in characters. Dialogues are long, but an unclosed quote would read the rest of the file."""
 OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
@@ -126,10 +123,9 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for the rows inside a JSON document.
 
     The rows are the document's longest list of objects. Without such a list, they are the document's members if nearly
-    all of these are objects; a member's name is then its `task_id`. The document's model and task are added to every
-    row, and what the document's other members hold about it.
+    all of these are objects; a member's name is then its `task_id`. The document's model is added to every row.
     """
-    shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
+    shared = {name: document[name] for name in ("model", "model_name") if isinstance(document.get(name), str)}
     lists = {
         name: part
         for name, part in document.items()
@@ -137,46 +133,12 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
     }
     if lists:
         name = max(lists, key=lambda name: len(lists[name]))
-        rows = [(f"{name} {number}", row) for number, row in enumerate(with_siblings(document, name), start=1)]
+        rows = [(f"{name} {number}", row) for number, row in enumerate(lists[name], start=1)]
     else:
         objects = {name: row for name, row in document.items() if isinstance(row, dict)}
         is_table = len(objects) >= max(1, len(document) - len(shared) - 2)
         rows = [(f"entry {plain(name)}", {"task_id": name, **row}) for name, row in objects.items()] if is_table else []
     yield from ((place, {**shared, **row} if isinstance(row, dict) else row) for place, row in rows)
-
-
-def with_siblings(document: Foreign, name: str) -> list[object]:
-    """Return the rows in a list of a document, each with what the document's other members hold about it.
-
-    A row's own fields come first. These members are read:
-
-    - a list of as many values, in the order of the rows
-    - a list of objects that name the id of a row
-    - an object whose names are ids of rows
-    """
-    rows = document[name]
-    for other, value in document.items():
-        singular = other if other.endswith("ss") else other.removesuffix("s")
-        held = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        if other == name or not held:
-            continue
-        facts = {str(key): fact if isinstance(fact, dict) else {singular: fact} for key, fact in held}
-        if isinstance(value, list) and all(isinstance(fact, dict) for fact in value):
-            key = next((key for key in IDS if all(key in fact for fact in value)), "")
-            facts = {str(fact[key]): fact for fact in value} if key else {}
-            rows = [_joined(row, facts, (key,)) for row in rows]
-        elif isinstance(value, dict):
-            rows = [_joined(row, facts, IDS) for row in rows]
-        elif len(value) == len(rows) and not any(isinstance(fact, dict | list) for fact in value):
-            rows = [{**facts[str(place)], **row} if isinstance(row, dict) else row for place, row in enumerate(rows)]
-    return rows
-
-
-def _joined(row: object, facts: Mapping[str, Foreign], keys: Sequence[str]) -> object:
-    if not isinstance(row, dict):
-        return row
-    found = next((facts[str(row[key])] for key in keys if str(row.get(key)) in facts), {})
-    return {**found, **row}
 
 
 def is_binary(path: Path) -> bool:

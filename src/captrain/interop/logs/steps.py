@@ -15,17 +15,6 @@ from captrain.records import Message
 
 RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_result", "obs")
 ACTIONS = ("action", "tool", "tool_name", "command", "function", "call", "act")
-CALLS = ("tool_calls", "toolCalls", "calls", "tool_uses", "function_calls", "actions")
-"""Names of a list of calls in a step. Each call holds its result, or the step has a list of results."""
-LISTS_OF_RESULTS = (
-    "tool_results",
-    "toolResults",
-    "results",
-    "tool_outputs",
-    "tool_responses",
-    "observations",
-    "outputs",
-)
 THOUGHTS = ("thought", "reasoning", "message", "text", "content", "model_output")
 PROMPTS = (
     "query",
@@ -69,24 +58,7 @@ ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 def _is_step(step: object) -> TypeGuard[Foreign]:
     if not isinstance(step, Mapping):
         return False
-    opened = _opened(step)
-    return (any(name in opened for name in ACTIONS) or bool(_calls(opened))) and not is_message(step)
-
-
-def _calls(step: Foreign) -> list[Foreign]:
-    """Return the calls that a step holds in a list."""
-    lists = [step[name] for name in CALLS if isinstance(step.get(name), list)]
-    return next((part for part in lists if part and all(map(call_of, part))), [])
-
-
-def _is_words(step: object) -> TypeGuard[Foreign]:
-    """Return whether a step has no call, only words. A step that names a speaker may be anybody's, so it is none."""
-    is_nobodys = isinstance(step, Mapping) and not any(name in step for name in SPEAKERS)
-    return is_nobodys and bool(_said(step, (*THOUGHTS, *ANSWERS)))
-
-
-def _said(step: Foreign, names: Sequence[str]) -> str:
-    return next((step[name] for name in names if isinstance(step.get(name), str)), "")
+    return any(name in _opened(step) for name in ACTIONS) and not is_message(step)
 
 
 def _opened(step: Foreign) -> Foreign:
@@ -105,10 +77,8 @@ def steps_in(value: object) -> list[Foreign]:
         is_answered = any(name in RESULTS for name in lists)
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
-    if not isinstance(value, list) or not any(map(_is_step, value)):
-        return []
-    steps = [step for step in value if _is_step(step) or _is_words(step)]
-    return steps if len(steps) == len(value) else []
+    steps = [step for step in value if _is_step(step)] if isinstance(value, list) else []
+    return steps if isinstance(value, list) and len(steps) == len(value) else []
 
 
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:
@@ -118,11 +88,7 @@ def of_steps(steps: list[Foreign]) -> Iterator[Message]:
         is_worded = isinstance(step.get("action"), str)
         outputs = [name for name in RESULTS if name != "response" or not is_worded]
         thoughts = [*THOUGHTS, *(["response"] if is_worded else [])]
-        said = _said(step, thoughts)
-        if calls := _calls(step):
-            yield calling([call for entry in calls if (call := call_of(entry))], said)
-            yield from _results_of(calls, step)
-            continue
+        said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
         action = next((step[name] for name in ACTIONS if step.get(name)), None)
         call = call_of(action) if isinstance(action, Mapping) else None
         if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
@@ -138,23 +104,10 @@ def of_steps(steps: list[Foreign]) -> Iterator[Message]:
                 if written
                 else call_entry("action", {"input": str(action)})
             )
-        yield calling([call] if call else [], said or ("" if call else _said(step, ANSWERS)))
+        yield calling([call] if call else [], said)
         seen = next((step[name] for name in outputs if step.get(name) is not None), None)
         if seen is not None:
             yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
-
-
-def _results_of(calls: Sequence[Foreign], step: Foreign) -> Iterator[Message]:
-    """Yield the results of the calls of one step, from the calls, from a list beside them, or the only result."""
-    beside = next((step[name] for name in LISTS_OF_RESULTS if isinstance(step.get(name), list)), [])
-    only = [step[name] for name in RESULTS if step.get(name) is not None][:1]
-    for place, call in enumerate(calls):
-        held = [call[name] for name in RESULTS if call.get(name) is not None][:1]
-        is_last = place == len(calls) - 1
-        for seen in held or beside[place : place + 1] or only[: int(is_last)]:
-            inner = seen if isinstance(seen, Mapping) else {}
-            text = next((inner[name] for name in (*RESULTS, "content") if inner.get(name) is not None), seen)
-            yield {"role": "tool", "content": text_of(text), "error": bool(call.get("error") or inner.get("error"))}
 
 
 def _results(step: Foreign) -> Iterator[Message]:
