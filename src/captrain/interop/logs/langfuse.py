@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from captrain.interop.logs.exchange import exchange, settings_of
 from captrain.interop.logs.source import Foreign
-from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
+from captrain.interop.logs.traces import TraceRun, score_of, tools_of_request
 
 MODEL = ("providedModelName", "provided_model_name", "model")
 TRACE = ("traceId", "trace_id")
@@ -36,7 +36,7 @@ def langfuse_runs(row: object) -> Iterator[TraceRun]:
     of_subject = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
     trace = str(next((row[name] for name in TRACE if row.get(name)), None) or of_subject or row["id"])
     if "value" in row and "name" in row:
-        score = number_of(row["value"])
+        score = score_of(row["value"])
         yield TraceRun(trace, scores={} if score is None else {str(row["name"]): score})
         return
     request = settings_of(row.get("input"))
@@ -56,7 +56,7 @@ def _columns(row: Mapping[str, object]) -> dict[str, float]:
     """Read the scores of a table's row: a column for each, with all its values."""
     means = {}
     for name, values in {**row, **settings_of(row.get("scores"))}.items():
-        numbers = [number_of(value) for value in values] if isinstance(values, list) else []
+        numbers = [score_of(value) for value in values] if isinstance(values, list) else []
         if numbers and None not in numbers:
             means[name] = sum(number for number in numbers if number is not None) / len(numbers)
     return means

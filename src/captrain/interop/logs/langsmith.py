@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from captrain.interop.logs.exchange import exchange, settings_of
 from captrain.interop.logs.source import Foreign
-from captrain.interop.logs.traces import TraceRun, number_of, tools_of_request
+from captrain.interop.logs.traces import TraceRun, score_of, tools_of_request
 
 
 def recognizes_langsmith(row: Foreign) -> bool:
@@ -17,7 +17,7 @@ def langsmith_runs(row: object) -> Iterator[TraceRun]:
     if not isinstance(row, Mapping):
         return
     if "run_type" not in row:
-        score = number_of(row.get("score"))
+        score = score_of(row.get("score"))
         scores = {} if score is None else {str(row.get("key")): score}
         yield TraceRun(str(row.get("trace_id") or row["run_id"]), scores=scores)
         return
@@ -38,5 +38,5 @@ def langsmith_runs(row: object) -> Iterator[TraceRun]:
 
 def _scores(stats: object) -> dict[str, float]:
     """Return the mean of each kind of feedback that has one."""
-    means = {key: number_of(settings_of(entry).get("avg")) for key, entry in settings_of(stats).items()}
+    means = {key: score_of(settings_of(entry).get("avg")) for key, entry in settings_of(stats).items()}
     return {key: mean for key, mean in means.items() if mean is not None}

@@ -121,7 +121,7 @@ def at(row: object, path: str) -> object:
     return value
 
 
-def number_of(value: object) -> float | None:
+def outcome_number(value: object) -> float | None:
     """Convert an outcome to a number: a boolean, a finite number, or a word such as "resolved". None for all else."""
     if isinstance(value, str):
         word = value.strip().lower()
@@ -136,7 +136,7 @@ def number_of(value: object) -> float | None:
 
 def likely_outcome(row: object) -> str:
     """Return the path of the field that most looks like an outcome; "" if none does."""
-    found = [path for path, value in _leaves(row) if number_of(value) is not None and _is_named(path)]
+    found = [path for path, value in _leaves(row) if outcome_number(value) is not None and _is_named(path)]
     ranks = {name: place for place, name in enumerate(OUTCOMES)}
     return min(
         found,
@@ -197,7 +197,7 @@ class Judge:
         if entry.reward is None and not entry.fault:  # with a fault, no reward is needed
             name, result = result_beside(path) if entry.index == 1 and not _hint(row) else ("", {})
             return entry.missing or f"{NO_REWARD}{_hint(result, f' in {name}') if result else _hint(row)}"
-        reward = number_of(entry.reward or 0.0 if entry.fault else entry.reward)
+        reward = outcome_number(entry.reward or 0.0 if entry.fault else entry.reward)
         if reward is None:
             return f"the reward {plain(str(entry.reward))[:80]!r} is not a number{_hint(row)}"
         return self._record(file, entry, reward)
@@ -276,7 +276,7 @@ class Scores:
             )
             for row in rows
         ]
-        if any(not line.key or number_of(line.reward) is None for line in lines):
+        if any(not line.key or outcome_number(line.reward) is None for line in lines):
             raise UserError(f"{path} is not a table of scores", remedy)
         [(name, times)] = Counter(line.key for line in lines).most_common(1)
         if times > 1:

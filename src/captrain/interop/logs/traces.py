@@ -139,7 +139,7 @@ def reward_of(scores: Mapping[str, float]) -> float | str:
     )
 
 
-def number_of(value: object) -> float | None:
+def score_of(value: object) -> float | None:
     """Convert a score to a number; None if it is no number."""
     return float(value) if isinstance(value, int | float) else None
 
