@@ -210,10 +210,10 @@ def hurt(
             while number < count and process.poll() is None:
                 reach = max(1, 2 * len(stages) // (count - number))
                 name, stage = draw.choice([*SIGNALS, *LIMITS]), draw.choice(stages[:reach])
-                campaign.faults[name], number = campaign.faults[name] + 1, number + 1
                 later, delay = stages[stages.index(stage) :], draw.uniform(0, times[stage])
                 if not disturb(process, folder, name, later, delay, draw):
                     return
+                campaign.faults[name], number = campaign.faults[name] + 1, number + 1
                 [stage] = begun(folder)[-1:] or [""]
                 campaign.stages[stage] += 1
                 stages = order[order.index(stage) :] if stage else stages
