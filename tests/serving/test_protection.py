@@ -253,8 +253,10 @@ def test_adapters_come_from_named_folders_alone(address: tuple[str, int], adapte
 
 @pytest.mark.parametrize("part", ["folder", "file", "parent"])
 def test_a_link_that_is_swapped_in_while_an_adapter_is_read_loads_nothing_from_elsewhere(
-    server: ChatServer, tiny: Path, adapter: Path, tmp_path: Path, part: str
+    server: ChatServer, tiny: Path, adapter: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "copies").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     elsewhere, root = Path(lora(tiny, tmp_path / "elsewhere/good", 3).folder), tmp_path / "root"
     assert adapter_digest(elsewhere) != adapter_digest(adapter)
     own = Path(shutil.copytree(adapter, root / "inner/good"))
@@ -290,7 +292,9 @@ def test_a_link_that_is_swapped_in_while_an_adapter_is_read_loads_nothing_from_e
     [name] = [*guarded.adapters][:1]
     assert adapter_digest(Path(guarded.folder_of(name))) == adapter_digest(adapter)
     guarded.unload(name)
-    assert len(list(Path(guarded._copies.name).iterdir())) == len(guarded.adapters)
+    assert len([*(tmp_path / "copies").iterdir()]) == len(guarded.adapters)
+    guarded.close()
+    assert not [*(tmp_path / "copies").iterdir()]
 
 
 def test_others_than_this_machine_need_a_token(monkeypatch: pytest.MonkeyPatch, captrain, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ on its request alone, never on the rest of the batch, and a failed batch ends no
 import asyncio
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -32,11 +31,24 @@ LONGEST_TOKEN = 64
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """A served adapter: the folder it is loaded from, the digest of its content, and the folder the user named."""
+    """A served adapter.
+
+    Args:
+        folder: the folder that it is loaded from.
+        content: digest of its content.
+        named: the folder that the user named.
+        copy: the folder above a copy for a request. It is removed with the adapter.
+    """
 
     folder: Path
     content: str
     named: Path
+    copy: TemporaryDirectory[str] | None = None
+
+    def remove_copy(self) -> None:
+        """Remove the adapter's copy, if it has one."""
+        if self.copy is not None:
+            self.copy.cleanup()
 
 
 class ChatServer:
@@ -64,7 +76,6 @@ class ChatServer:
         self.policy, self.name, self.root = policy, name, root or name
         self.folders = None if folders is None else [folder.resolve() for folder in folders]
         self.adapters: dict[str, ServedAdapter] = {}
-        self._copies = TemporaryDirectory(prefix="captrain-adapters-")
         for adapter, folder in adapters.items():
             self.load(adapter, folder)
         self.sampler = Sampler(policy)
@@ -72,7 +83,8 @@ class ChatServer:
     def close(self) -> None:
         """Finish the waiting requests, and remove the copies of adapters."""
         self.sampler.close()
-        self._copies.cleanup()
+        for adapter in self.adapters.values():
+            adapter.remove_copy()
 
     def load_from_folders(self, name: str, folder: Path) -> None:
         """Serve an adapter that a request names, from a copy.
@@ -84,17 +96,18 @@ class ChatServer:
         if self.folders is None:
             self.load(name, folder)
             return
-        copy = Path(self._copies.name, uuid.uuid4().hex, folder.name)
-        copy.mkdir(parents=True)
+        holder = TemporaryDirectory(prefix="captrain-adapter-")
+        copy = Path(holder.name, "adapter")
+        copy.mkdir()
         try:
             copy_adapter_below(self.folders, folder, copy)
             self.load(name, copy)
-            self.adapters[name] = replace(self.adapters[name], named=folder)
+            self.adapters[name] = replace(self.adapters[name], named=folder, copy=holder)
         except UserError as error:
             raise UserError(error.problem.replace(str(copy), str(folder)), error.remedy) from None
         finally:
-            if name not in self.adapters or self.adapters[name].folder != copy:
-                shutil.rmtree(copy.parent)
+            if name not in self.adapters or self.adapters[name].copy is not holder:
+                holder.cleanup()
 
     def unload(self, name: str) -> None:
         """Stop serving an adapter.
@@ -104,8 +117,7 @@ class ChatServer:
         """
         if (adapter := self.adapters.pop(name, None)) is None:
             raise HTTPException(404, f"there is no adapter {name}")
-        if adapter.folder.is_relative_to(self._copies.name):
-            shutil.rmtree(adapter.folder.parent)
+        adapter.remove_copy()
 
     def load(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name.
