@@ -64,10 +64,6 @@ def serve(
         return
     if upstream or upstream_key:
         raise UserError("--upstream and --upstream-key-env need --route", "add --route")
-    if not model.is_dir():
-        raise UserError(
-            f"there is no model in {model}", "name a model's folder, or make one with `captrain run base` in a project"
-        )
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:

@@ -117,6 +117,10 @@ def embedded_server(
     for folder in folders or ():
         if not folder.is_dir():
             raise UserError(f"--adapters-from: there is no folder {folder}", "name a folder that contains adapters")
+    if not model.is_dir():
+        raise UserError(
+            f"there is no model in {model}", "name a model's folder, or make one with `captrain run base` in a project"
+        )
     from transformers.utils import logging
 
     logging.disable_progress_bar()
