@@ -408,6 +408,33 @@ def test_single_turn_bfcl_failures_have_question_gold_calls_and_the_graders_word
     assert (failed.task.facts.grading, failed.task.facts.ending) == ("value_error: wrong base", "")
 
 
+def test_results_of_bfcl_version_1_are_numbered_from_0_and_their_scores_from_1(tmp_path: Path) -> None:
+    results = [{"idx": n, "result": f"[area(base={n})]", "latency": 1} for n in (0, 1)]
+    failure = {
+        "id": 2, "model_name": "m", "error": ["wrong base"], "error_type": "value_error",
+        "prompt": {"question": "What is the area?", "function": {}}, "possible_answer": {"area": {"base": [10]}},
+    }  # fmt: skip
+    header = {"accuracy": 0.5, "correct_count": 1, "total_count": 2}
+    path, scores = tmp_path / "gorilla_openfunctions_v1_test_simple_result.json", tmp_path / "simple_score.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in results))
+    scores.write_text("".join(json.dumps(row) + "\n" for row in (header, failure)))
+    for named in (path, scores):
+        passed, failed = read_logs([named]).rollouts
+        assert [(passed.task.id, passed.outcome), (failed.task.id, failed.outcome)] == [
+            ("bfcl/simple_0", "passed"), ("bfcl/simple_1", "failed"),
+        ]  # fmt: skip
+        assert failed.messages[0]["content"] == "What is the area?"
+        assert calls_of(failed.reference[0]) == [("area", {"base": 10})]
+
+
+def test_bfcl_scores_of_another_run_are_refused(tmp_path: Path) -> None:
+    header = {"accuracy": 0, "correct_count": 0, "total_count": 1}
+    (tmp_path / "a_result.json").write_text(json.dumps({"id": "a_0", "result": "[f()]", "latency": 1}) + "\n")
+    (tmp_path / "a_score.json").write_text(f'{json.dumps(header)}\n{{"id": "a_7", "error_type": "x"}}\n')
+    with pytest.raises(UserError, match="its scores list a_7, which the results lack"):
+        read_logs([tmp_path / "a_result.json"])
+
+
 @pytest.mark.needs("bfcl")
 def test_the_installed_bfcl_eval_writes_the_files_that_are_read(tmp_path: Path) -> None:
     driver = Path(__file__).with_name("drivers") / "bfcl_driver.py"
