@@ -450,3 +450,26 @@ def test_bfcl_results_without_scores_are_refused_with_what_to_run(tmp_path: Path
         read_logs([saved(tmp_path / "a_result.json", {"id": "java_0", "result": [], "latency": 1})])
 
     assert refused.value.remedy.startswith("run `bfcl evaluate`")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"rewards": [1, 0]},
+        {"scores": {"a": 1, "b": 0}},
+        {"results": {"b": {"success": False}, "a": {"success": True}}},
+        {"evaluations": [{"id": "b", "reward": 0}, {"id": "a", "reward": 1}]},
+    ],
+    ids=["a list in order", "an object of values", "an object of objects", "a list of objects"],
+)
+def test_outcomes_may_stand_beside_the_list_of_dialogues_of_a_document(beside: Row, tmp_path: Path) -> None:
+    runs = [chat(id=name) for name in "ab"]
+    log = saved(tmp_path / "a.json", {"runs": runs, "task_id": "t1", **beside})
+    assert [(rollout.task.id, rollout.outcome) for rollout in read_logs([log]).rollouts] == [
+        ("chat/t1", "passed"), ("chat/t1", "failed"),
+    ]  # fmt: skip
+    # The result of a task is no result of each of its trials.
+    if beside.keys() != {"rewards"}:
+        saved(log, {"runs": [*runs, runs[0]], **beside})
+        with pytest.raises(UserError, match="no outcome found"):
+            read_logs([log])
