@@ -473,3 +473,31 @@ def test_outcomes_may_stand_beside_the_list_of_dialogues_of_a_document(beside: R
         saved(log, {"runs": [*runs, runs[0]], **beside})
         with pytest.raises(UserError, match="no outcome found"):
             read_logs([log])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "t1", "trials": [chat(reward=1), chat(reward=0)]},
+        {"task": "t1", "samples": [[ASKED, SAID], [ASKED, SAID]], "rewards": [1, 0], "pass_rate": 0.5},
+    ],
+    ids=["objects", "lists of messages"],
+)
+def test_trials_nested_in_a_row_are_trials_of_its_task(row: Row, tmp_path: Path) -> None:
+    for log in (
+        saved(tmp_path / "lines.jsonl", {**row, "model": "m"}, {**row, "model": "n"}),
+        saved(tmp_path / "document.json", {"tasks": [{**row, "model": "m"}, {**row, "model": "n"}], "version": 1}),
+    ):
+        rollouts = [*read_logs([log]).rollouts]
+        assert [(rollout.task.id, rollout.trial, rollout.policy, rollout.outcome) for rollout in rollouts] == [
+            ("chat/t1", trial, model, outcome) for model in "mn" for trial, outcome in enumerate(("passed", "failed"))
+        ]  # fmt: skip
+
+
+def test_one_outcome_of_several_nested_trials_and_requests_of_one_run_are_refused(tmp_path: Path) -> None:
+    several = saved(tmp_path / "a.jsonl", {"id": "t1", "trials": [chat(), chat()], "success": True})
+    with pytest.raises(UserError, match="no outcome found"):
+        read_logs([several])
+    requests = saved(tmp_path / "b.jsonl", {"id": "t1", "prompts": [chat(), {"messages": [ASKED, SAID, ASKED]}]})
+    with pytest.raises(UserError, match="no known format"):
+        read_logs([requests])

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -49,6 +50,7 @@ from captrain.interop.logs import (
 )
 from captrain.interop.logs.agents import Origin, origin_of, settle
 from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.outcomes import (
     AS_READ,
     NO_FIELD,
@@ -604,20 +606,27 @@ def _read(path: Path, choices: Choices) -> Source:
         rows = first_objects(path)
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
-    if choices.messages:
-        formats: Sequence[RowFormat] = [steps.named(choices.messages)]
-        source = _read_rows(path, rows, lambda: rows_of(path), formats)
-    else:
-        source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
-    if source is None and len(rows) == 1 and not is_lines(path):
-        inner = [*rows_in(rows[0])]
-        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
-        formats = [steps.named(choices.messages)] if choices.messages else ROWS
-        source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
-        rows = [*rows, *first]
-    if source is None and (rows or path.suffix != ".jsonl"):
+    formats = [steps.named(choices.messages)] if choices.messages else ROWS
+    inner = [*rows_in(rows[0])] if len(rows) == 1 and not is_lines(path) else []
+
+    def is_row(row: Foreign) -> bool:
+        return any(_holds(entry.recognizes, row) for entry in formats)
+
+    layouts: tuple[Rows, ...] = (
+        lambda: rows_of(path),
+        lambda: iter(inner),
+        lambda: trials_in(rows_of(path), is_row),
+        lambda: trials_in(inner, is_row),
+    )
+    for layout in layouts:
+        first = [row for _, row in islice(layout(), FIRST) if isinstance(row, dict)]
+        source = _read_rows(path, first, layout, formats)
+        if source is not None:
+            return source
+    rows += [row for _, row in inner[:FIRST] if isinstance(row, dict)]
+    if rows or path.suffix != ".jsonl":
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
-    return source or chat.read_rows(path, chat.CHAT, rows_of(path))
+    return chat.read_rows(path, chat.CHAT, rows_of(path))
 
 
 def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
