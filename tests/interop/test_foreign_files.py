@@ -291,6 +291,15 @@ def test_events_in_a_file_each_are_one_dialogue_in_the_order_of_their_numbers(tm
             {"role": "model", "parts": [{"text": "20"}]},
         ],
         [
+            {"role": "user", "parts": [{"text": "Weather?", "function_call": None}]},
+            {
+                "role": "model",
+                "parts": [{"text": None, "function_call": {"name": "weather", "args": {"city": "Rome"}}}],
+            },
+            {"role": "user", "parts": [{"function_response": {"name": "weather", "response": {"t": 20}}}]},
+            {"role": "model", "parts": [{"text": "20"}]},
+        ],
+        [
             {"role": "user", "parts": [{"type": "text", "text": "Weather?"}]},
             {
                 "role": "assistant",
@@ -301,7 +310,7 @@ def test_events_in_a_file_each_are_one_dialogue_in_the_order_of_their_numbers(tm
             },
         ],
     ],
-    ids=["Gemini", "Vercel"],
+    ids=["Gemini", "Gemini in Python", "Vercel"],
 )
 def test_messages_of_parts_keep_words_calls_and_results(tmp_path: Path, messages: list[object]) -> None:
     path = tmp_path / "chats.jsonl"

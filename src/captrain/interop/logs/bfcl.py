@@ -168,8 +168,9 @@ def _kind(row: Foreign) -> str:
 
 def _answer(row: Foreign) -> list[object]:
     """List the expected answer: for each turn its calls as text, or of a single turn each call with allowed values."""
-    answer = row.get("possible_answer") or []
-    turns: object = [answer] if isinstance(answer, dict) else answer
+    turns = row.get("possible_answer") or []
+    if isinstance(turns, dict):
+        return [turns]
     if not isinstance(turns, list) or not all(isinstance(turn, list | dict) for turn in turns):
         raise ValueError("its possible_answer is no list of turns")
     return turns
