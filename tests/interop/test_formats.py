@@ -316,6 +316,26 @@ def test_files_written_by_the_libraries_are_read(
     assert [message["role"] for message in rollouts[0].messages] == roles and len(logs.tools) == tools
 
 
+def test_results_of_adks_evaluation_have_the_expected_calls_and_scores() -> None:
+    logs = read_logs([WRITTEN / "google-adk-2.13.0.evalset_result.json"])
+    rollouts = [*logs.rollouts]
+    assert [(rollout.task.id, rollout.trial, rollout.outcome) for rollout in rollouts] == [
+        ("chat/rome", 0, "passed"), ("chat/rome", 1, "failed"), ("chat/oslo", 0, "passed"),
+    ]  # fmt: skip
+    assert [skipped.reason for skipped in logs.skipped] == ["ADK did not evaluate this case"]
+    failed = rollouts[1]
+    assert [message["role"] for message in failed.messages] == ["user", "assistant", "tool", "assistant"]
+    assert calls_of(failed.messages[1]) == [("get_weather", {"city": "Roma"})]
+    assert [calls_of(message) for message in failed.reference] == [[("get_weather", {"city": "Rome"})]]
+    assert failed.task.facts.grading == "tool_trajectory_avg_score 0"
+    assert failed.task.data["expected"] == {"expected": "It is 20 degrees."}
+
+
+def test_an_eval_set_of_adk_is_refused_with_the_name_of_the_results() -> None:
+    with pytest.raises(UserError, match=r"holds only the expected conversations(.|\n)*evalset_result\.json"):
+        read_logs([WRITTEN / "google-adk-2.13.0.evalset.json"])
+
+
 def test_tools_that_were_never_called_are_listed(tmp_path: Path) -> None:
     name = "openinference-instrumentation-openai-0.1.66.jsonl"
     text = (WRITTEN / name).read_text().replace('\\"name\\": \\"read\\", \\"desc', '\\"name\\": \\"peek\\", \\"desc')

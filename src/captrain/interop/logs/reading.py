@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs import (
+    adk,
     agentdojo,
     answers,
     atif,
@@ -123,6 +124,7 @@ ROWS = (
     answers.TAPES,
     speakers.WHO_AND_WHEN,
     medagent.MEDAGENT,
+    adk.ADK,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -165,6 +167,7 @@ REMEDIES = {
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
     bfcl.NO_SCORES: "run `bfcl evaluate`, put the score file that it writes beside the results, and name their folder",
     bfcl.UNREADABLE: "put the result file and the score file of one evaluation side by side, and name their folder",
+    adk.EXPECTED: "name the results that `adk eval` wrote: .adk/eval_history/*.evalset_result.json",
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
     UNKNOWN: REMEDY,
