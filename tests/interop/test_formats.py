@@ -331,9 +331,16 @@ def test_results_of_adks_evaluation_have_the_expected_calls_and_scores() -> None
     assert failed.task.data["expected"] == {"expected": "It is 20 degrees."}
 
 
-def test_an_eval_set_of_adk_is_refused_with_the_name_of_the_results() -> None:
+def test_an_eval_set_of_adk_is_refused_alone_and_passed_over_in_the_folder_of_its_results(tmp_path: Path) -> None:
+    cases = WRITTEN / "google-adk-2.13.0.evalset.json"
     with pytest.raises(UserError, match=r"holds only the expected conversations(.|\n)*evalset_result\.json"):
-        read_logs([WRITTEN / "google-adk-2.13.0.evalset.json"])
+        read_logs([cases])
+    document = json.loads(cases.read_text())
+    (tmp_path / cases.name).write_text(json.dumps({**document, "eval_cases": document["eval_cases"] * 12}))
+    results = WRITTEN / "google-adk-2.13.0.evalset_result.json"
+    (tmp_path / results.name).write_text(results.read_text())
+    logs = read_logs([tmp_path])
+    assert len(logs.rollouts) == 3 and [skipped.source for skipped in logs.skipped] == [results.name]
 
 
 def test_tools_that_were_never_called_are_listed(tmp_path: Path) -> None:

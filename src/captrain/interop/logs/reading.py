@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -64,7 +63,6 @@ from captrain.interop.logs.outcomes import (
 )
 from captrain.interop.logs.packed import is_packed, unpacked
 from captrain.interop.logs.records import (
-    FIRST,
     OF_JSON,
     RowFormat,
     first_objects,
@@ -430,8 +428,8 @@ class _Reader:
 
 
 def _is_aside(reason: str) -> bool:
-    """Return whether an entry was skipped only because it holds no dialogue, or holds a request without its answer."""
-    return reason.startswith((NO_DIALOGUE, chat.REQUEST))
+    """Return whether an entry was skipped because it holds no run: no dialogue, a request alone, or an eval case."""
+    return reason.startswith((NO_DIALOGUE, chat.REQUEST, adk.EXPECTED))
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
@@ -606,7 +604,7 @@ def _read(path: Path, choices: Choices) -> Source:
         source = _read_document(path)
         if source is not None:
             return source
-        rows = first_objects(path)
+        rows = first_objects(rows_of(path))
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
     formats = [steps.named(choices.messages)] if choices.messages else ROWS
@@ -615,18 +613,20 @@ def _read(path: Path, choices: Choices) -> Source:
     def is_row(row: Foreign) -> bool:
         return any(_holds(entry.recognizes, row) for entry in formats)
 
+    def whole() -> Iterator[tuple[str, object]]:
+        return rows_of(path)
+
     layouts: tuple[Rows, ...] = (
-        lambda: rows_of(path),
+        whole,
         lambda: iter(inner),
-        lambda: trials_in(rows_of(path), is_row),
+        lambda: trials_in(whole(), is_row),
         lambda: trials_in(inner, is_row),
     )
     for layout in layouts:
-        first = [row for _, row in islice(layout(), FIRST) if isinstance(row, dict)]
-        source = _read_rows(path, first, layout, formats)
+        source = _read_rows(path, rows if layout is whole else first_objects(layout()), layout, formats)
         if source is not None:
             return source
-    rows += [row for _, row in inner[:FIRST] if isinstance(row, dict)]
+    rows += first_objects(inner)
     if rows or path.suffix != ".jsonl":
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
     return chat.read_rows(path, chat.CHAT, rows_of(path))

@@ -6,7 +6,7 @@ A row format recognizes its rows and converts each to a `ChatRow`. It does not d
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -193,9 +193,9 @@ def is_binary(path: Path) -> bool:
     return json.detect_encoding(beginning) in ("utf-8", "utf-8-sig") and bool(CONTROL.search(beginning))
 
 
-def first_objects(path: Path) -> list[Foreign]:
+def first_objects(rows: Iterable[tuple[str, object]]) -> list[Foreign]:
     """Return the first rows that are objects, from which the format is detected."""
-    return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
+    return [*islice((row for _, row in rows if isinstance(row, dict)), FIRST)]
 
 
 def is_table(path: Path) -> bool:
