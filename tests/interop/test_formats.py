@@ -11,12 +11,13 @@ from support.waiting import PATIENCE
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.interop import Logs, export_rollouts, read_logs
+from captrain.interop import Choices, Logs, export_rollouts, read_logs
 from captrain.records import Rollout, Score, Task, publish
 
 Message = dict[str, Any]
 ASKED = [{"role": "user", "content": "Read A1."}]
 TOOL = {"name": "read", "description": "", "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}}
+SEARCH = "answer_generation"
 ARGUMENTS = '{"id": "A1"}'
 VERIFIERS = {
     "task": {"id": "t"}, "ok": True, "errors": [],
@@ -460,6 +461,44 @@ def test_bfcl_scores_of_another_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a_score.json").write_text(f'{json.dumps(header)}\n{{"id": "a_7", "error_type": "x"}}\n')
     with pytest.raises(UserError, match="its scores list a_7, which the results lack"):
         read_logs([tmp_path / "a_result.json"])
+
+
+def toolbench_answer(query: str, layout: str) -> dict[str, Any]:
+    """Return an answer of ToolBench: of a search that ended with an answer, with a tree, or with tries in a chain."""
+    chain = [
+        {"node_type": "Action", "description": "read"},
+        {"node_type": "Action Input", "description": ARGUMENTS, "observation": "red"},
+        {"node_type": "Thought", "description": "It is red."},
+    ]
+    tree: dict[str, Any] = {"node_type": "Action Input", "description": "", "children": []}
+    for node in reversed(chain):
+        tree = {**node, "children": [tree] if tree["description"] else []}
+    asked = {"role": "user", "content": query}
+    call = {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": ARGUMENTS}}
+    seen = [{"role": "function", "name": "read", "content": "red"}, {"role": "assistant", "content": "It is red."}]
+    search = {"query": query, "function": [TOOL], "valid_data": False}
+    if layout == "messages":
+        return {"win": False, SEARCH: {**search, "train_messages": [[asked, call], [asked, call, *seen]]}}
+    held = {"trys": [{"chain": []}, {"chain": chain}]} if layout == "chain" else {
+        "tree": {"tree": {"node_type": "Action Input", "description": "", "children": [{**tree, "children": []}, tree]}}
+    }  # fmt: skip
+    return {"win": False, **held, SEARCH: search}
+
+
+@pytest.mark.parametrize("layout", ["messages", "tree", "chain"])
+def test_an_answer_of_toolbench_is_its_last_path_and_queries_with_one_number_are_two_tasks(
+    layout: str, tmp_path: Path
+) -> None:
+    for folder, query in (("G1", "Read A1."), ("G2", "Cook an egg.")):
+        (tmp_path / folder).mkdir()
+        text = json.dumps(toolbench_answer(query, layout))
+        (tmp_path / folder / "10_DFS_woFilter_w2.json").write_text(text)
+    first = read_logs([tmp_path / "G1"], choices=Choices("win"))
+    assert dialogue(first) == EXPECTED and [tool["function"]["name"] for tool in first.tools] == ["read"]
+    rollouts = [*read_logs([tmp_path], choices=Choices("win")).rollouts]
+    assert len({rollout.task.id for rollout in rollouts}) == 2
+    (tmp_path / "scores.csv").write_text("id,reward\n10,1\n")
+    assert [rollout.outcome for rollout in read_logs([tmp_path / "G1"], tmp_path / "scores.csv").rollouts] == ["passed"]
 
 
 @pytest.mark.needs("bfcl")

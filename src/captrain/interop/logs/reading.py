@@ -45,6 +45,7 @@ from captrain.interop.logs import (
     tau2,
     tau_bench,
     terminal_bench,
+    toolbench,
     toolsandbox,
     verifiers,
 )
@@ -123,6 +124,7 @@ ROWS = (
     speakers.WHO_AND_WHEN,
     medagent.MEDAGENT,
     adk.ADK,
+    toolbench.TOOLBENCH,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
