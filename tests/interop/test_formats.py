@@ -455,6 +455,14 @@ def test_results_of_bfcl_version_1_are_numbered_from_0_and_their_scores_from_1(t
         assert calls_of(failed.reference[0]) == [("area", {"base": 10})]
 
 
+def test_a_numbered_chat_with_a_result_and_latency_is_not_bfcls(tmp_path: Path) -> None:
+    row = {"idx": 0, "messages": ASKED, "result": "passed", "latency": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert [entry.outcome for entry in read_logs([tmp_path / "a.jsonl"], choices=Choices("result")).rollouts] == [
+        "passed"
+    ]
+
+
 def test_bfcl_scores_of_another_run_are_refused(tmp_path: Path) -> None:
     header = {"accuracy": 0, "correct_count": 0, "total_count": 1}
     (tmp_path / "a_result.json").write_text(json.dumps({"id": "a_0", "result": "[f()]", "latency": 1}) + "\n")

@@ -32,6 +32,8 @@ VERSION = re.compile(r"(?:gorilla_openfunctions_v\d+_test|BFCL_v\d+)_")
 """Start of a file's name that names the version. Score files lacked it until version 3."""
 NUMBER = "idx"
 """Number of a result from 0, which version 1 wrote in place of an id. Its scores count from 1."""
+OF_VERSION_1 = {NUMBER, RESULT, "latency", "input_token_count", "output_token_count"}
+"""All fields of a result of version 1. A row with more of them is another tool's."""
 ANY = ""
 """Allowed value which means that the argument may be left out."""
 Call = tuple[str, JsonObject]
@@ -39,8 +41,9 @@ Call = tuple[str, JsonObject]
 
 def is_bfcl(row: Foreign) -> bool:
     """Return whether the first row of a file is a result, or the header of scores."""
-    is_result = RESULT in row and bool({"id", NUMBER} & row.keys())
-    return row.keys() >= HEADER or (is_result and ("inference_log" in row or "latency" in row))
+    is_first = {NUMBER, RESULT, "latency"} <= row.keys() <= OF_VERSION_1
+    is_result = row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row)
+    return row.keys() >= HEADER or is_first or is_result
 
 
 @dataclass(frozen=True)
