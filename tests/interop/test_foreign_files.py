@@ -291,6 +291,15 @@ def test_events_in_a_file_each_are_one_dialogue_in_the_order_of_their_numbers(tm
             {"role": "model", "parts": [{"text": "20"}]},
         ],
         [
+            {"role": "user", "parts": [{"text": "Weather?", "function_call": None}]},
+            {
+                "role": "model",
+                "parts": [{"text": None, "function_call": {"name": "weather", "args": {"city": "Rome"}}}],
+            },
+            {"role": "user", "parts": [{"function_response": {"name": "weather", "response": {"t": 20}}}]},
+            {"role": "model", "parts": [{"text": "20"}]},
+        ],
+        [
             {"role": "user", "parts": [{"type": "text", "text": "Weather?"}]},
             {
                 "role": "assistant",
@@ -301,7 +310,7 @@ def test_events_in_a_file_each_are_one_dialogue_in_the_order_of_their_numbers(tm
             },
         ],
     ],
-    ids=["Gemini", "Vercel"],
+    ids=["Gemini", "Gemini in Python", "Vercel"],
 )
 def test_messages_of_parts_keep_words_calls_and_results(tmp_path: Path, messages: list[object]) -> None:
     path = tmp_path / "chats.jsonl"
@@ -450,3 +459,54 @@ def test_bfcl_results_without_scores_are_refused_with_what_to_run(tmp_path: Path
         read_logs([saved(tmp_path / "a_result.json", {"id": "java_0", "result": [], "latency": 1})])
 
     assert refused.value.remedy.startswith("run `bfcl evaluate`")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"rewards": [1, 0]},
+        {"scores": {"a": 1, "b": 0}},
+        {"results": {"b": {"success": False}, "a": {"success": True}}},
+        {"evaluations": [{"id": "b", "reward": 0}, {"id": "a", "reward": 1}]},
+    ],
+    ids=["a list in order", "an object of values", "an object of objects", "a list of objects"],
+)
+def test_outcomes_may_stand_beside_the_list_of_dialogues_of_a_document(beside: Row, tmp_path: Path) -> None:
+    runs = [chat(id=name) for name in "ab"]
+    log = saved(tmp_path / "a.json", {"runs": runs, "task_id": "t1", **beside})
+    assert [(rollout.task.id, rollout.outcome) for rollout in read_logs([log]).rollouts] == [
+        ("chat/t1", "passed"), ("chat/t1", "failed"),
+    ]  # fmt: skip
+    # The result of a task is no result of each of its trials.
+    if beside.keys() != {"rewards"}:
+        saved(log, {"runs": [*runs, runs[0]], **beside})
+        with pytest.raises(UserError, match="no outcome found"):
+            read_logs([log])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "t1", "trials": [chat(reward=1), chat(reward=0)]},
+        {"task": "t1", "samples": [[ASKED, SAID], [ASKED, SAID]], "rewards": [1, 0], "pass_rate": 0.5},
+    ],
+    ids=["objects", "lists of messages"],
+)
+def test_trials_nested_in_a_row_are_trials_of_its_task(row: Row, tmp_path: Path) -> None:
+    for log in (
+        saved(tmp_path / "lines.jsonl", {**row, "model": "m"}, {**row, "model": "n"}),
+        saved(tmp_path / "document.json", {"tasks": [{**row, "model": "m"}, {**row, "model": "n"}], "version": 1}),
+    ):
+        rollouts = [*read_logs([log]).rollouts]
+        assert [(rollout.task.id, rollout.trial, rollout.policy, rollout.outcome) for rollout in rollouts] == [
+            ("chat/t1", trial, model, outcome) for model in "mn" for trial, outcome in enumerate(("passed", "failed"))
+        ]  # fmt: skip
+
+
+def test_one_outcome_of_several_nested_trials_and_requests_of_one_run_are_refused(tmp_path: Path) -> None:
+    several = saved(tmp_path / "a.jsonl", {"id": "t1", "trials": [chat(), chat()], "success": True})
+    with pytest.raises(UserError, match="no outcome found"):
+        read_logs([several])
+    requests = saved(tmp_path / "b.jsonl", {"id": "t1", "prompts": [chat(), {"messages": [ASKED, SAID, ASKED]}]})
+    with pytest.raises(UserError, match="no known format"):
+        read_logs([requests])

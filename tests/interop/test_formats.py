@@ -11,12 +11,13 @@ from support.waiting import PATIENCE
 
 from captrain.contract import calls_of
 from captrain.errors import UserError
-from captrain.interop import Logs, export_rollouts, read_logs
+from captrain.interop import Choices, Logs, export_rollouts, read_logs
 from captrain.records import Rollout, Score, Task, publish
 
 Message = dict[str, Any]
 ASKED = [{"role": "user", "content": "Read A1."}]
 TOOL = {"name": "read", "description": "", "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}}
+SEARCH = "answer_generation"
 ARGUMENTS = '{"id": "A1"}'
 VERIFIERS = {
     "task": {"id": "t"}, "ok": True, "errors": [],
@@ -316,6 +317,33 @@ def test_files_written_by_the_libraries_are_read(
     assert [message["role"] for message in rollouts[0].messages] == roles and len(logs.tools) == tools
 
 
+def test_results_of_adks_evaluation_have_the_expected_calls_and_scores() -> None:
+    logs = read_logs([WRITTEN / "google-adk-2.13.0.evalset_result.json"])
+    rollouts = [*logs.rollouts]
+    assert [(rollout.task.id, rollout.trial, rollout.outcome) for rollout in rollouts] == [
+        ("chat/rome", 0, "passed"), ("chat/rome", 1, "failed"), ("chat/oslo", 0, "passed"),
+    ]  # fmt: skip
+    assert [skipped.reason for skipped in logs.skipped] == ["ADK did not evaluate this case"]
+    failed = rollouts[1]
+    assert [message["role"] for message in failed.messages] == ["user", "assistant", "tool", "assistant"]
+    assert calls_of(failed.messages[1]) == [("get_weather", {"city": "Roma"})]
+    assert [calls_of(message) for message in failed.reference] == [[("get_weather", {"city": "Rome"})]]
+    assert failed.task.facts.grading == "tool_trajectory_avg_score 0"
+    assert failed.task.data["expected"] == {"expected": "It is 20 degrees."}
+
+
+def test_an_eval_set_of_adk_is_refused_alone_and_passed_over_in_the_folder_of_its_results(tmp_path: Path) -> None:
+    cases = WRITTEN / "google-adk-2.13.0.evalset.json"
+    with pytest.raises(UserError, match=r"holds only the expected conversations(.|\n)*evalset_result\.json"):
+        read_logs([cases])
+    document = json.loads(cases.read_text())
+    (tmp_path / cases.name).write_text(json.dumps({**document, "eval_cases": document["eval_cases"] * 12}))
+    results = WRITTEN / "google-adk-2.13.0.evalset_result.json"
+    (tmp_path / results.name).write_text(results.read_text())
+    logs = read_logs([tmp_path])
+    assert len(logs.rollouts) == 3 and [skipped.source for skipped in logs.skipped] == [results.name]
+
+
 def test_tools_that_were_never_called_are_listed(tmp_path: Path) -> None:
     name = "openinference-instrumentation-openai-0.1.66.jsonl"
     text = (WRITTEN / name).read_text().replace('\\"name\\": \\"read\\", \\"desc', '\\"name\\": \\"peek\\", \\"desc')
@@ -406,6 +434,79 @@ def test_single_turn_bfcl_failures_have_question_gold_calls_and_the_graders_word
     assert calls_of(failed.messages[1]) == [("area", {"base": 1, "unit": "cm"})]
     assert calls_of(failed.reference[0]) == [("area", {"base": 10})]
     assert (failed.task.facts.grading, failed.task.facts.ending) == ("value_error: wrong base", "")
+
+
+def test_results_of_bfcl_version_1_are_numbered_from_0_and_their_scores_from_1(tmp_path: Path) -> None:
+    results = [{"idx": n, "result": f"[area(base={n})]", "latency": 1} for n in (0, 1)]
+    failure = {
+        "id": 2, "model_name": "m", "error": ["wrong base"], "error_type": "value_error",
+        "prompt": {"question": "What is the area?", "function": {}}, "possible_answer": {"area": {"base": [10]}},
+    }  # fmt: skip
+    header = {"accuracy": 0.5, "correct_count": 1, "total_count": 2}
+    path, scores = tmp_path / "gorilla_openfunctions_v1_test_simple_result.json", tmp_path / "simple_score.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in results))
+    scores.write_text("".join(json.dumps(row) + "\n" for row in (header, failure)))
+    for named in (path, scores):
+        passed, failed = read_logs([named]).rollouts
+        assert [(passed.task.id, passed.outcome), (failed.task.id, failed.outcome)] == [
+            ("bfcl/simple_0", "passed"), ("bfcl/simple_1", "failed"),
+        ]  # fmt: skip
+        assert failed.messages[0]["content"] == "What is the area?"
+        assert calls_of(failed.reference[0]) == [("area", {"base": 10})]
+
+
+def test_a_numbered_chat_with_a_result_and_latency_is_not_bfcls(tmp_path: Path) -> None:
+    row = {"idx": 0, "messages": ASKED, "result": "passed", "latency": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert [entry.outcome for entry in read_logs([tmp_path / "a.jsonl"], choices=Choices("result")).rollouts] == [
+        "passed"
+    ]
+
+
+def test_bfcl_scores_of_another_run_are_refused(tmp_path: Path) -> None:
+    header = {"accuracy": 0, "correct_count": 0, "total_count": 1}
+    (tmp_path / "a_result.json").write_text(json.dumps({"id": "a_0", "result": "[f()]", "latency": 1}) + "\n")
+    (tmp_path / "a_score.json").write_text(f'{json.dumps(header)}\n{{"id": "a_7", "error_type": "x"}}\n')
+    with pytest.raises(UserError, match="its scores list a_7, which the results lack"):
+        read_logs([tmp_path / "a_result.json"])
+
+
+def toolbench_answer(query: str, layout: str) -> dict[str, Any]:
+    """Return an answer of ToolBench: of a search that ended with an answer, with a tree, or with tries in a chain."""
+    chain = [
+        {"node_type": "Action", "description": "read"},
+        {"node_type": "Action Input", "description": ARGUMENTS, "observation": "red"},
+        {"node_type": "Thought", "description": "It is red."},
+    ]
+    tree: dict[str, Any] = {"node_type": "Action Input", "description": "", "children": []}
+    for node in reversed(chain):
+        tree = {**node, "children": [tree] if tree["description"] else []}
+    asked = {"role": "user", "content": query}
+    call = {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": ARGUMENTS}}
+    seen = [{"role": "function", "name": "read", "content": "red"}, {"role": "assistant", "content": "It is red."}]
+    search = {"query": query, "function": [TOOL], "valid_data": False}
+    if layout == "messages":
+        return {"win": False, SEARCH: {**search, "train_messages": [[asked, call], [asked, call, *seen]]}}
+    held = {"trys": [{"chain": []}, {"chain": chain}]} if layout == "chain" else {
+        "tree": {"tree": {"node_type": "Action Input", "description": "", "children": [{**tree, "children": []}, tree]}}
+    }  # fmt: skip
+    return {"win": False, **held, SEARCH: search}
+
+
+@pytest.mark.parametrize("layout", ["messages", "tree", "chain"])
+def test_an_answer_of_toolbench_is_its_last_path_and_queries_with_one_number_are_two_tasks(
+    layout: str, tmp_path: Path
+) -> None:
+    for folder, query in (("G1", "Read A1."), ("G2", "Cook an egg.")):
+        (tmp_path / folder).mkdir()
+        text = json.dumps(toolbench_answer(query, layout))
+        (tmp_path / folder / "10_DFS_woFilter_w2.json").write_text(text)
+    first = read_logs([tmp_path / "G1"], choices=Choices("win"))
+    assert dialogue(first) == EXPECTED and [tool["function"]["name"] for tool in first.tools] == ["read"]
+    rollouts = [*read_logs([tmp_path], choices=Choices("win")).rollouts]
+    assert len({rollout.task.id for rollout in rollouts}) == 2
+    (tmp_path / "scores.csv").write_text("id,reward\n10,1\n")
+    assert [rollout.outcome for rollout in read_logs([tmp_path / "G1"], tmp_path / "scores.csv").rollouts] == ["passed"]
 
 
 @pytest.mark.needs("bfcl")

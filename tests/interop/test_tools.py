@@ -356,6 +356,25 @@ def test_home_made_traces_of_steps_are_read(row: Row, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "step",
+    [
+        {"tool_calls": [{"name": "bash", "args": COMMAND, "result": "1 failed"}, {"name": "ls", "output": "a.py"}]},
+        {"calls": [{"tool": "bash", "input": COMMAND}, {"tool": "ls"}], "results": ["1 failed", {"content": "a.py"}]},
+    ],
+    ids=["in the calls", "in a list beside them"],
+)
+def test_a_step_may_hold_a_list_of_calls_and_the_last_step_only_words(step: Row, tmp_path: Path) -> None:
+    row = {"task": "Fix it.", "steps": [step, {"answer": "Done."}], "success": False}
+    assert spoken(only(read_logs([saved(tmp_path / "a.jsonl", row)]))) == [
+        ("user", "Fix it."),
+        ("assistant", [("bash", COMMAND), ("ls", {})]),
+        ("tool", "1 failed"),
+        ("tool", "a.py"),
+        ("assistant", "Done."),
+    ]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "Thought: run it\nAction: bash\nAction Input: {'command': 'pytest'}",

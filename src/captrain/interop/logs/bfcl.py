@@ -10,6 +10,7 @@ grader's error type is read as the grader's comment, not as the way the dialogue
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from typing import cast
 from captrain.interop.logs.chat import chat_message
 from captrain.interop.logs.records import rows_of
 from captrain.interop.logs.source import Entry, Foreign, Read, Source, cleaned, entries_of, loaded, parsed, text_of
-from captrain.records import JsonObject, Message, counted, file_digest
+from captrain.records import JsonObject, Message, counted, file_digest, plain
 
 RESULT, SCORE = "result", "score"
 HEADER = {"accuracy", "correct_count", "total_count"}
@@ -27,6 +28,12 @@ HEADER = {"accuracy", "correct_count", "total_count"}
 NO_SCORES = "there is no score file to it: run `bfcl evaluate`, or put it beside the results"
 UNREADABLE = "its scores cannot be read"
 BROKEN = "Error during inference"
+VERSION = re.compile(r"(?:gorilla_openfunctions_v\d+_test|BFCL_v\d+)_")
+"""Start of a file's name that names the version. Score files lacked it until version 3."""
+NUMBER = "idx"
+"""Number of a result from 0, which version 1 wrote in place of an id. Its scores count from 1."""
+OF_VERSION_1 = {NUMBER, RESULT, "latency", "input_token_count", "output_token_count"}
+"""All fields of a result of version 1. A row with more of them is another tool's."""
 ANY = ""
 """Allowed value which means that the argument may be left out."""
 Call = tuple[str, JsonObject]
@@ -34,7 +41,9 @@ Call = tuple[str, JsonObject]
 
 def is_bfcl(row: Foreign) -> bool:
     """Return whether the first row of a file is a result, or the header of scores."""
-    return row.keys() >= HEADER or (row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row))
+    is_first = {NUMBER, RESULT, "latency"} <= row.keys() <= OF_VERSION_1
+    is_result = row.keys() >= {"id", RESULT} and ("inference_log" in row or "latency" in row)
+    return row.keys() >= HEADER or is_first or is_result
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,18 @@ class _Scores:
     arguments: dict[str, list[str]]
 
 
+def _category(path: Path) -> str:
+    """Return the category that the name of a result or score file holds."""
+    return VERSION.sub("", re.sub(rf"_(?:{RESULT}|{SCORE})\.json$", "", path.name))
+
+
+def _name(row: Foreign, category: str) -> str:
+    """Return the id of a result or failure, as version 2 and later write it: the category and a number from 0."""
+    if NUMBER in row:
+        return f"{category}_{row[NUMBER]}"
+    return f"{category}_{row['id'] - 1}" if isinstance(row["id"], int) else str(row["id"])
+
+
 def read_bfcl(path: Path) -> Source:
     """Read the rollouts of a result file with the verdicts of its score file; either may be named.
 
@@ -74,14 +95,22 @@ def read_bfcl(path: Path) -> Source:
     verdicts = _read_scores(scores) if scores else None
     if verdicts and (count := sum(1 for _ in rows_of(results))) != verdicts.total:
         raise ValueError(f"it has {count} results, and its scores are of {verdicts.total}: evaluate it whole")
+    if verdicts and (strange := verdicts.failures.keys() - {*_names(results)}):
+        raise ValueError(
+            f"its scores list {plain(min(strange))}, which the results lack: put those of one run together"
+        )
     # The model is the name of the folder below `result`. Otherwise a failure names it.
     parts = results.absolute().parts
     models = [parts[place + 1] for place, part in enumerate(parts[:-2]) if part == RESULT]
     failures = verdicts.failures.values() if verdicts else ()
     models += [failure.model for failure in failures if failure.model]
     file = file_digest(results)
-    entries = entries_of(rows_of(results), partial(_read, [*models, "unknown"][0], verdicts))
+    entries = entries_of(rows_of(results), partial(_read, _category(results), [*models, "unknown"][0], verdicts))
     return Source(file, {"format": "BFCL results", "scores": scores.name if scores else "none"}, entries)
+
+
+def _names(results: Path) -> Iterator[str]:
+    return (_name(row, _category(results)) for _, row in rows_of(results) if isinstance(row, dict))
 
 
 def results_of(path: Path) -> Path | None:
@@ -91,12 +120,17 @@ def results_of(path: Path) -> Path | None:
 
 def _beside(path: Path, kind: str, twin: str) -> Path | None:
     """Find the result file of a score file, or the reverse, in the parallel folder or in the same folder."""
-    name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
     parts = path.absolute().parts[:-1]
     folders = [path.parent]
     for place in (index for index, part in enumerate(parts) if part == kind):
         folders.insert(0, Path(*parts[:place], twin, *parts[place + 1 :]))
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    name = f"{path.name.removesuffix(f'_{kind}.json')}_{twin}.json"
+    twins = [file for folder in folders for file in sorted(folder.glob(f"*_{twin}.json"))]
+    # If both names have a version, they must have the same.
+    found = [
+        file for file in twins if name in (file.name, VERSION.sub("", file.name)) or file.name == VERSION.sub("", name)
+    ]
+    return min(found, key=lambda file: file.name != name, default=None)
 
 
 def _read_scores(path: Path) -> _Scores:
@@ -109,14 +143,14 @@ def _read_scores(path: Path) -> _Scores:
         if not isinstance(row, dict):
             raise ValueError(f"{path.name}, {place}: {row if isinstance(row, str) else 'it is not an object'}")
         answer = _answer(row)
-        failures[str(row["id"])] = _Failure(
+        failure = failures[_name(row, _category(path))] = _Failure(
             _kind(row),
             str(row.get("model_name", "")),
             [text for turn in answer if isinstance(turn, list) for text in turn],
             [call for call in answer if isinstance(call, dict)],
             _question(row.get("prompt")),
         )
-        for text in failures[str(row["id"])].answer:
+        for text in failure.answer:
             node = _parsed_call(text)
             names = [keyword.arg for keyword in node.keywords if keyword.arg] if node and not node.args else []
             if node and len(names) > len(arguments.get(ast.unparse(node.func), [])):
@@ -138,6 +172,8 @@ def _kind(row: Foreign) -> str:
 def _answer(row: Foreign) -> list[object]:
     """List the expected answer: for each turn its calls as text, or of a single turn each call with allowed values."""
     turns = row.get("possible_answer") or []
+    if isinstance(turns, dict):
+        return [turns]
     if not isinstance(turns, list) or not all(isinstance(turn, list | dict) for turn in turns):
         raise ValueError("its possible_answer is no list of turns")
     return turns
@@ -145,6 +181,7 @@ def _answer(row: Foreign) -> list[object]:
 
 def _question(prompt: object) -> list[Message]:
     turns = (prompt.get("question") if isinstance(prompt, dict) else None) or []
+    turns = [{"role": "user", "content": turns}] if isinstance(turns, str) else turns
     return [chat_message(message) for turn in turns for message in (turn if isinstance(turn, list) else [turn])]
 
 
@@ -168,8 +205,8 @@ def _is_due(values: object) -> bool:
     return not (isinstance(values, list) and (not values or ANY in values))
 
 
-def _read(model: str, scores: _Scores | None, number: int, row: Foreign) -> Read:
-    name, log, result = str(row["id"]), row.get("inference_log"), row.get(RESULT)
+def _read(category: str, model: str, scores: _Scores | None, number: int, row: Foreign) -> Read:
+    name, log, result = _name(row, category), row.get("inference_log"), row.get(RESULT)
     if isinstance(result, str) and result.startswith(BROKEN):
         return f"inference failed, and nothing was played ({result.removeprefix(BROKEN).strip(': ')[:200]})"
     if scores is None:

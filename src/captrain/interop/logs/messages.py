@@ -122,7 +122,9 @@ def of_parts(item: Mapping[str, object]) -> list[Message]:
     messages: list[Message] = []
     parts = item["parts"] if isinstance(item["parts"], list) else []
     for part in [part for part in parts if isinstance(part, Mapping)]:
-        kind, call, answer = str(part.get("type") or ""), part.get("functionCall"), part.get("functionResponse")
+        kind = str(part.get("type") or "")
+        call = part.get("functionCall") or part.get("function_call")
+        answer = part.get("functionResponse") or part.get("function_response")
         if kind.startswith("tool-") or kind == "dynamic-tool":
             name, is_done = part.get("toolName") or kind.removeprefix("tool-"), "output" in part or "errorText" in part
             call = {"name": name, "args": part.get("input"), "id": part.get("toolCallId")}

@@ -136,7 +136,7 @@ def outcome_number(value: object) -> float | None:
 
 def likely_outcome(row: object) -> str:
     """Return the path of the field that most looks like an outcome; "" if none does."""
-    found = [path for path, value in _leaves(row) if outcome_number(value) is not None and _is_named(path)]
+    found = [path for path, value in _leaves(row) if outcome_number(value) is not None and names_outcome(path)]
     ranks = {name: place for place, name in enumerate(OUTCOMES)}
     return min(
         found,
@@ -157,7 +157,8 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2].lower()
 
 
-def _is_named(path: str) -> bool:
+def names_outcome(path: str) -> bool:
+    """Return whether the last name of a path suggests an outcome."""
     name = re.sub(r"([a-z])([A-Z])", r"\1_\2", path.rpartition(".")[2])
     return not WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
@@ -264,7 +265,7 @@ class Scores:
             rows = [*csv.DictReader(io.StringIO(read_text(path, remedy), newline=""))]
             columns = {name for name in rows[0] if isinstance(name, str)} if rows else set[str]()
             key = next(name for name in KEYS if name in columns)
-            reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and _is_named(name))
+            reward = next(name for name in (*OUTCOMES, *sorted(columns)) if name in columns and names_outcome(name))
         except (csv.Error, StopIteration, ValueError):
             raise UserError(f"{path} is not a table of scores", remedy) from None
         lines = [

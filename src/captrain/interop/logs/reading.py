@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from captrain.contract import calls_of
 from captrain.errors import UserError
 from captrain.interop.logs import (
+    adk,
     agentdojo,
     answers,
     atif,
@@ -44,11 +45,13 @@ from captrain.interop.logs import (
     tau2,
     tau_bench,
     terminal_bench,
+    toolbench,
     toolsandbox,
     verifiers,
 )
 from captrain.interop.logs.agents import Origin, origin_of, settle
 from captrain.interop.logs.document import JsonDocument
+from captrain.interop.logs.nested import trials_in
 from captrain.interop.logs.outcomes import (
     AS_READ,
     NO_FIELD,
@@ -61,7 +64,6 @@ from captrain.interop.logs.outcomes import (
 )
 from captrain.interop.logs.packed import is_packed, unpacked
 from captrain.interop.logs.records import (
-    FIRST,
     OF_JSON,
     RowFormat,
     first_objects,
@@ -121,6 +123,8 @@ ROWS = (
     answers.TAPES,
     speakers.WHO_AND_WHEN,
     medagent.MEDAGENT,
+    adk.ADK,
+    toolbench.TOOLBENCH,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -163,6 +167,7 @@ REMEDIES = {
     "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)",
     bfcl.NO_SCORES: "run `bfcl evaluate`, put the score file that it writes beside the results, and name their folder",
     bfcl.UNREADABLE: "put the result file and the score file of one evaluation side by side, and name their folder",
+    adk.EXPECTED: "name the results that `adk eval` wrote: .adk/eval_history/*.evalset_result.json",
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
     UNKNOWN: REMEDY,
@@ -425,8 +430,8 @@ class _Reader:
 
 
 def _is_aside(reason: str) -> bool:
-    """Return whether an entry was skipped only because it holds no dialogue, or holds a request without its answer."""
-    return reason.startswith((NO_DIALOGUE, chat.REQUEST))
+    """Return whether an entry was skipped because it holds no run: no dialogue, a request alone, or an eval case."""
+    return reason.startswith((NO_DIALOGUE, chat.REQUEST, adk.EXPECTED))
 
 
 def _entries(source: Source) -> Iterator[tuple[str, Read, Foreign]]:
@@ -601,23 +606,32 @@ def _read(path: Path, choices: Choices) -> Source:
         source = _read_document(path)
         if source is not None:
             return source
-        rows = first_objects(path)
+        rows = first_objects(rows_of(path))
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
-    if choices.messages:
-        formats: Sequence[RowFormat] = [steps.named(choices.messages)]
-        source = _read_rows(path, rows, lambda: rows_of(path), formats)
-    else:
-        source = _read_rows(path, rows, lambda: rows_of(path), ROWS)
-    if source is None and len(rows) == 1 and not is_lines(path):
-        inner = [*rows_in(rows[0])]
-        first = [row for _, row in inner[:FIRST] if isinstance(row, dict)]
-        formats = [steps.named(choices.messages)] if choices.messages else ROWS
-        source = _read_rows(path, first, lambda: iter(inner), formats) if inner else None
-        rows = [*rows, *first]
-    if source is None and (rows or path.suffix != ".jsonl"):
+    formats = [steps.named(choices.messages)] if choices.messages else ROWS
+    inner = [*rows_in(rows[0])] if len(rows) == 1 and not is_lines(path) else []
+
+    def is_row(row: Foreign) -> bool:
+        return any(_holds(entry.recognizes, row) for entry in formats)
+
+    def whole() -> Iterator[tuple[str, object]]:
+        return rows_of(path)
+
+    layouts: tuple[Rows, ...] = (
+        whole,
+        lambda: iter(inner),
+        lambda: trials_in(whole(), is_row),
+        lambda: trials_in(inner, is_row),
+    )
+    for layout in layouts:
+        source = _read_rows(path, rows if layout is whole else first_objects(layout()), layout, formats)
+        if source is not None:
+            return source
+    rows += first_objects(inner)
+    if rows or path.suffix != ".jsonl":
         raise Unreadable(_without_dialogue(rows, choices), may_be_dialogue=steps.resembles_dialogue([*rows]))
-    return source or chat.read_rows(path, chat.CHAT, rows_of(path))
+    return chat.read_rows(path, chat.CHAT, rows_of(path))
 
 
 def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:

@@ -6,7 +6,7 @@ A row format recognizes its rows and converts each to a `ChatRow`. It does not d
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +17,10 @@ from captrain.interop.logs.source import Foreign, Read, literal, reason_of
 from captrain.records import plain
 
 FIRST = 20
+SHARED = ("model", "model_name", "task_id", "instance_id")
+"""Fields of a document that hold for all of its rows."""
+IDS = ("trace_id", "session_id", "instance_id", "task_id", "run_id", "episode_id", "conversation_id", "id")
+"""Fields by which a row is joined to what another member of its document says of it."""
 LONGEST = 1 << 26
 """Longest CSV cell in characters. Dialogues are long, but an unclosed quote would read the rest of the file."""
 OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
@@ -123,9 +127,10 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for the rows inside a JSON document.
 
     The rows are the document's longest list of objects. Without such a list, they are the document's members if nearly
-    all of these are objects; a member's name is then its `task_id`. The document's model is added to every row.
+    all of these are objects; a member's name is then its `task_id`. The document's model and task are added to every
+    row, and what the document's other members say of it.
     """
-    shared = {name: document[name] for name in ("model", "model_name") if isinstance(document.get(name), str)}
+    shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
     lists = {
         name: part
         for name, part in document.items()
@@ -133,12 +138,52 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
     }
     if lists:
         name = max(lists, key=lambda name: len(lists[name]))
-        rows = [(f"{name} {number}", row) for number, row in enumerate(lists[name], start=1)]
+        rows = [(f"{name} {number}", row) for number, row in enumerate(with_siblings(document, name), start=1)]
     else:
         objects = {name: row for name, row in document.items() if isinstance(row, dict)}
         is_table = len(objects) >= max(1, len(document) - len(shared) - 2)
         rows = [(f"entry {plain(name)}", {"task_id": name, **row}) for name, row in objects.items()] if is_table else []
     yield from ((place, {**shared, **row} if isinstance(row, dict) else row) for place, row in rows)
+
+
+def with_siblings(document: Foreign, name: str) -> Sequence[object]:
+    """Return the rows in a list of a document, each with what the other members say of it. Its own fields win.
+
+    These members are read:
+
+    - a list of as many values, in the order of the rows
+    - a list of objects that hold a row's id
+    - an object whose names are the rows' ids
+    """
+    rows: Sequence[object] = document[name]
+    for other, value in document.items():
+        if other != name:
+            rows = _joined(rows, other if other.endswith("ss") else other.removesuffix("s"), value)
+    return rows
+
+
+def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[object]:
+    """Return the rows with the facts in one value. `field` names a fact that is not an object."""
+    if isinstance(value, list) and not any(isinstance(fact, dict | list) for fact in value):
+        pairs = zip(value, rows, strict=True) if len(value) == len(rows) else ()
+        return [{field: fact, **row} if isinstance(row, dict) else row for fact, row in pairs] or rows
+    objects = [row for row in rows if isinstance(row, dict)]
+    for key in IDS:
+        facts = _by_id(value, key, field)
+        ids = {str(row[key]) for row in objects if key in row}
+        # If several rows share an id, the facts may be about only one of them.
+        if len(ids) == len(rows) and ids & facts.keys():
+            return [{**facts.get(str(row[key]), {}), **row} for row in objects]
+    return rows
+
+
+def _by_id(value: object, key: str, field: str) -> dict[str, Foreign]:
+    """Return id -> facts for the objects in a list that hold an id, or for the members of an object."""
+    if isinstance(value, dict):
+        return {name: fact if isinstance(fact, dict) else {field: fact} for name, fact in value.items()}
+    facts = [fact for fact in value if isinstance(fact, dict) and key in fact] if isinstance(value, list) else []
+    found: dict[str, Foreign] = {str(fact[key]): fact for fact in facts}
+    return found if len(found) == len(facts) else {}
 
 
 def is_binary(path: Path) -> bool:
@@ -148,9 +193,9 @@ def is_binary(path: Path) -> bool:
     return json.detect_encoding(beginning) in ("utf-8", "utf-8-sig") and bool(CONTROL.search(beginning))
 
 
-def first_objects(path: Path) -> list[Foreign]:
+def first_objects(rows: Iterable[tuple[str, object]]) -> list[Foreign]:
     """Return the first rows that are objects, from which the format is detected."""
-    return [*islice((row for _, row in rows_of(path) if isinstance(row, dict)), FIRST)]
+    return [*islice((row for _, row in rows if isinstance(row, dict)), FIRST)]
 
 
 def is_table(path: Path) -> bool:

@@ -15,6 +15,17 @@ from captrain.records import Message
 
 RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_result", "obs")
 ACTIONS = ("action", "tool", "tool_name", "command", "function", "call", "act")
+CALLS = ("tool_calls", "toolCalls", "calls", "tool_uses", "function_calls", "actions")
+"""Names of a list of calls in a step. Each call holds its result, or the step has a list of results."""
+CALLS_RESULTS = (
+    "tool_results",
+    "toolResults",
+    "results",
+    "tool_outputs",
+    "tool_responses",
+    "observations",
+    "outputs",
+)
 THOUGHTS = ("thought", "reasoning", "message", "text", "content", "model_output")
 PROMPTS = (
     "query",
@@ -58,7 +69,23 @@ ACTION = re.compile(r"\s*([A-Za-z_]\w*)\s*[\[(](.*)[\])]\s*", re.DOTALL)
 def _is_step(step: object) -> TypeGuard[Foreign]:
     if not isinstance(step, Mapping):
         return False
-    return any(name in _opened(step) for name in ACTIONS) and not is_message(step)
+    opened = _opened(step)
+    return (any(name in opened for name in ACTIONS) or bool(_calls(opened))) and not is_message(step)
+
+
+def _calls(step: Foreign) -> list[Foreign]:
+    """Return the calls that a step holds in a list; [] if it holds none."""
+    lists = [step[name] for name in CALLS if isinstance(step.get(name), list)]
+    return next((calls for calls in lists if calls and all(map(call_of, calls))), [])
+
+
+def _is_words(step: object) -> TypeGuard[Foreign]:
+    """Return whether a step has no call, only words. With a speaker, the words may be anybody's."""
+    return isinstance(step, Mapping) and not any(name in step for name in SPEAKERS) and bool(_words(step))
+
+
+def _words(step: Foreign) -> str:
+    return next((step[name] for name in (*THOUGHTS, *ANSWERS) if isinstance(step.get(name), str)), "")
 
 
 def _opened(step: Foreign) -> Foreign:
@@ -77,37 +104,63 @@ def steps_in(value: object) -> list[Foreign]:
         is_answered = any(name in RESULTS for name in lists)
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
-    steps = [step for step in value if _is_step(step)] if isinstance(value, list) else []
-    return steps if isinstance(value, list) and len(steps) == len(value) else []
+    if not isinstance(value, list) or not any(map(_is_step, value)):
+        return []
+    steps: list[Foreign] = [step for step in value if _is_step(step) or _is_words(step)]
+    return steps if len(steps) == len(value) else []
 
 
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:
-    """Convert steps to calls with their results."""
+    """Convert steps to calls with their results. A step without a call is what the agent said."""
     for step in map(_opened, steps):
-        # If the action is a text, `response` is the model's thought and not the result.
-        is_worded = isinstance(step.get("action"), str)
-        outputs = [name for name in RESULTS if name != "response" or not is_worded]
-        thoughts = [*THOUGHTS, *(["response"] if is_worded else [])]
-        said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
-        action = next((step[name] for name in ACTIONS if step.get(name)), None)
-        call = call_of(action) if isinstance(action, Mapping) else None
-        if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
-            yield calling([call_entry(name, given) for part in action for name, given in part.items() if given], said)
-            yield from _results(step)
-            continue
-        if call is None and any(step.get(name) is not None for name in ARGUMENTS):
-            call = call_of(step)
-        if call is None and action:
-            written = ACTION.fullmatch(str(action))
-            call = (
-                call_entry(written[1], {"input": written[2]})
-                if written
-                else call_entry("action", {"input": str(action)})
-            )
-        yield calling([call] if call else [], said)
-        seen = next((step[name] for name in outputs if step.get(name) is not None), None)
-        if seen is not None:
-            yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
+        if calls := _calls(step):
+            said = next((step[name] for name in THOUGHTS if isinstance(step.get(name), str)), "")
+            yield calling([call for entry in calls if (call := call_of(entry))], said)
+            yield from _results_of(calls, step)
+        elif any(name in step for name in ACTIONS):
+            yield from _of_action(step)
+        else:
+            yield calling([], _words(step))
+
+
+def _results_of(calls: Sequence[Foreign], step: Foreign) -> Iterator[Message]:
+    """Yield the results of the calls in a step: from the calls, from a list beside them, or the step's only result."""
+    held = [(next((call[name] for name in RESULTS if call.get(name) is not None), None), call) for call in calls]
+    if all(result is None for result, _ in held):
+        beside = next((step[name] for name in CALLS_RESULTS if isinstance(step.get(name), list)), [])
+        entries = [entry if isinstance(entry, Mapping) else {"content": entry} for entry in beside[: len(calls)]]
+        named = (*RESULTS, "content")
+        held = [(next((entry[name] for name in named if name in entry), entry), entry) for entry in entries]
+        held = held or [(next((step[name] for name in RESULTS if step.get(name) is not None), None), step)]
+    for result, holder in held:
+        if result is not None:
+            yield {"role": "tool", "content": text_of(result), "error": bool(holder.get("error"))}
+
+
+def _of_action(step: Foreign) -> Iterator[Message]:
+    """Yield the call of a step's action with its result."""
+    # If the action is a text, `response` is the model's thought and not the result.
+    is_worded = isinstance(step.get("action"), str)
+    outputs = [name for name in RESULTS if name != "response" or not is_worded]
+    thoughts = [*THOUGHTS, *(["response"] if is_worded else [])]
+    said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
+    action = next((step[name] for name in ACTIONS if step.get(name)), None)
+    call = call_of(action) if isinstance(action, Mapping) else None
+    if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
+        yield calling([call_entry(name, given) for part in action for name, given in part.items() if given], said)
+        yield from _results(step)
+        return
+    if call is None and any(step.get(name) is not None for name in ARGUMENTS):
+        call = call_of(step)
+    if call is None and action:
+        written = ACTION.fullmatch(str(action))
+        call = (
+            call_entry(written[1], {"input": written[2]}) if written else call_entry("action", {"input": str(action)})
+        )
+    yield calling([call] if call else [], said)
+    seen = next((step[name] for name in outputs if step.get(name) is not None), None)
+    if seen is not None:
+        yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
 
 
 def _results(step: Foreign) -> Iterator[Message]:
