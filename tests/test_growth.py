@@ -327,7 +327,7 @@ def test_what_a_diagnosis_leaves_out_is_counted_and_the_first_of_it_listed(tmp_p
     path.write_text("\n".join([*map(json.dumps, rows), *faults, *["{"] * 230]) + "\n")
     publish_diagnosis(diagnose(read_logs([path]), LIMITS, runs=2, count=4, seed=0), tmp_path / "out")
     report = (tmp_path / "out/report.md").read_text()
-    assert "or a limit of steps, time or tokens: 240 rollouts." in report
+    assert "240 rollouts left out of the comparison because of an error" in report
     assert report.count("the user stopped before it stated a request") == 200 and "- and 40 more" in report
     assert "230 entries could not be read" in report and "- and 30 more" in report
 

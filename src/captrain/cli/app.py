@@ -19,8 +19,7 @@ from captrain.cli.plan import doctor, plan, power
 from captrain.cli.project import benchmark, check_benchmark, init, run, upgrade
 from captrain.cli.results import compare, export, jobs, published, report, results, verify
 from captrain.cli.serve import route, serve
-from captrain.run import entry_point
-from captrain.run.boundary import INTERRUPTED
+from captrain.run import INTERRUPTED, entry_point
 
 app = typer.Typer(
     name="captrain",

@@ -577,12 +577,14 @@ def traits_of(views: Sequence[Choice]) -> list[Trait]:
         if 0.1 * len(views) <= count <= 0.9 * len(views):
             traits.append(Trait(f'the word "{word}"', partial(_says, word)))
     kinds = {view.key for view in views}
-    for key in sorted(kinds) if len(kinds) > 1 else ():
-        traits.append(Trait(f"a choice of {key}", partial(_chooses, key)))
+    if len(kinds) > 1:
+        traits += [Trait(f"a choice of {key}", partial(_chooses, key)) for key in sorted(kinds)]
     # An argument that only one of the tools takes would tell the right tool: no agent sees it before it has chosen.
     choosing_tool = any(view.key == "tool" for view in views)
-    shared = set.intersection if choosing_tool else set.union
-    for key in sorted(shared(*({*view.arguments} - {view.key} for view in views)) if views else ()):
+    together = set.intersection if choosing_tool else set.union
+    names = [{*view.arguments} - {view.key} for view in views]
+    shared = together(*names) if names else set[str]()
+    for key in sorted(shared):
         numbers = sorted(Candidate(str(view.arguments.get(key)), 0).number for view in views)
         middle = numbers[len(numbers) // 2]
         traits.append(Trait(f"an odd {key}", partial(_numbered, key, lambda number: number % 2 == 1)))

@@ -1,4 +1,5 @@
 from .arithmetic import prepare_torch as prepare_torch
+from .boundary import INTERRUPTED as INTERRUPTED
 from .components import REMEDY as REMEDY
 from .components import Component as Component
 from .components import Count as Count
