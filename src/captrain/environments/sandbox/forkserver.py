@@ -113,6 +113,8 @@ SECONDS = 30.0
 
 Unless the machine is busy, a computing process reaches its limit of processor time (20 s) first.
 """
+LAST = 5.0
+"""Seconds that the last answer of an examination may take, however few are left: a busy machine may need them."""
 TURN = 5.0
 """Seconds of work after which the shared process is replaced, so that it does not reach its limit of processor time."""
 DEATHS: dict[int, str] = {
@@ -479,8 +481,8 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: All
         Misbehaviour: it raised, or did not answer with JSON within the limits.
         InfrastructureError: the fork server is lost.
     """
-    patience = SECONDS if allowance is None else min(SECONDS, allowance.left)
-    if patience <= 0:
+    patience = SECONDS if allowance is None else min(SECONDS, max(LAST, allowance.left))
+    if allowance is not None and allowance.left <= 0:
         raise Misbehaviour("used up the time of its examination (environments.seconds)")
     child = worker.process
     assert isinstance(child, ConfinedProcess)
