@@ -229,8 +229,16 @@ def pending_upgrade(root: Path) -> Upgrade | None:
     return upgrade if upgrade.changed or upgrade.added or upgrade.removed else None
 
 
-def remove_cut_off(root: Path) -> list[str]:
+RUNNING = ".dvc/tmp/rwlock"
+"""File of DVC that names the running processes."""
+
+
+def remove_cut_off(root: Path, files: Sequence[str] = (RUNNING, "dvc.lock")) -> list[str]:
     """Remove DVC's lock files if a kill cut them off and DVC cannot read them. DVC restores stages from its cache.
+
+    Args:
+        root: folder of the project.
+        files: names of the files that may be removed.
 
     Returns:
         The names of removed files.
@@ -248,7 +256,7 @@ def remove_cut_off(root: Path) -> list[str]:
             return True
         return False
 
-    names = [name for name in (".dvc/tmp/rwlock", "dvc.lock") if is_cut_off(name)]
+    names = [name for name in files if is_cut_off(name)]
     if names:
         time.sleep(1)  # a running DVC may be writing it
     removed = [name for name in names if is_cut_off(name)]
@@ -289,9 +297,12 @@ def number_stages(stages: Collection[str], skipped: Collection[str]) -> None:
 
 
 def prepare_dvc(root: Path) -> None:
-    """Silence DVC's own output in this process, and remove its lock files if a kill has cut them off."""
-    for name in remove_cut_off(root):
-        print(f"removed {name}, which a kill had cut off: DVC restores finished stages from its cache", flush=True)
+    """Silence DVC's own output in this process, and remove its list of running processes if a kill has cut it off.
+
+    A damaged dvc.lock stays: it may hold a merge conflict, and git has it.
+    """
+    for name in remove_cut_off(root, [RUNNING]):
+        print(f"removed {name}, which a kill had cut off", flush=True)
     logging.getLogger("dvc").setLevel(logging.CRITICAL)  # after its import, which sets another level
 
 
