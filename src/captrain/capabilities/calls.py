@@ -179,7 +179,7 @@ def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 
 def sourced(calls: Iterable[Call], messages: Sequence[Message]) -> list[Call]:
-    """The calls of a rollout without results, each with the arguments whose values stand in no earlier message."""
+    """Return the calls, each with its unsourced arguments: those whose value no earlier message contains."""
     texts = [squeezed(text_of(message.get("content") or "")) for message in messages]
     marked: list[Call] = []
     for call in calls:

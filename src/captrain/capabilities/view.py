@@ -423,7 +423,7 @@ class RolloutView:
         return any(record in leaves(call.arguments) for call in reads)
 
     def opened_instead(self, record: str) -> dict[str, int]:
-        """Return opened records whose id has the same shape, without this one, each with its first message index."""
+        """Map every other opened record with an id of the same shape to the index of its first message."""
         openings: dict[str, int] = {}
         for call in self.lookups:
             if call.by == "assistant" and not call.failed:

@@ -53,7 +53,7 @@ AGREED = "TERMINATE"
 """The signal of AutoGen's documentation."""
 PATH = re.compile(r"[\w.~-]*/[\w./~-]+|[\w-]+\.[a-z]{2,5}(?=[\s\"'`;|)]|$)")
 URL = re.compile(r"https?://\S+")
-"""The URL of a web page, whose path is not a file of the task."""
+"""A web address. Its path is not a file of the task."""
 ORACLE = re.compile(
     r"(?:reference_|sample_)?solutions?|oracle|grader|grading|answer_?keys?|(?:gold|golden|expected|reference)_?"
     r"(?:patch|outputs?|answers?|results?)|ground_?truth|verifier|hidden_?tests?",

@@ -1117,7 +1117,7 @@ def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) ->
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:
-    """Use a listed value that is neither right nor broken nor used before, else the right value with random digits."""
+    """Use another listed value that is new to the dialogue, or else the right value with random digits."""
     used = {leaf for tool, arguments in made_calls(view.whole) if tool == view.tool for leaf in leaves(arguments)}
     alike = [value for value in view.listed if value not in {view.right, view.wrong, *used}]
     drawn = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), view.right)

@@ -292,8 +292,8 @@ Use it with the base it was trained on only: W' = W + (alpha / rank) B A.
     def _save_adapter(self, step: int) -> None:
         """Save the current adapter in a folder named by the step and its content hash.
 
-        Also keep a copy if training has just reached a mark of the job. Remove folders that neither this training nor a
-        resumed one needs.
+        Also keep a copy if training has just reached a mark of the job. Then remove
+        folders that this training, or a resumed one, no longer needs.
         """
         folder, recent = self.sampling / str(step), self.recipe.staleness + 2 * self.recipe.checkpoint_every
         recent_names = {str(before) for before in range(step - recent, step) if self.recipe.staleness}
