@@ -140,6 +140,7 @@ FOUND: list[tuple[str, list[Any], Any]] = [
     ("tau2", ["simulations", 0, "messages"], 3),
     ("tau2", ["tasks", 0, "evaluation_criteria", "actions", 0, "name"], []),
     ("tau2", ["tasks", 0, "evaluation_criteria", "actions", 0, "name"], None),
+    ("tau2", ["simulations", 0, "trial"], []),
     ("own", ["task", "data", "milestones", 0, "tool"], None),
     ("own", ["task", "data", "milestones"], 3),
     ("own", ["task", "data", "milestones"], ["x"]),

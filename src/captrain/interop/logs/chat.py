@@ -38,6 +38,7 @@ from captrain.interop.logs.source import (
     reason_of,
     schemas_by_name,
     text_of,
+    trial_of,
 )
 from captrain.interop.logs.turns import is_exchange, is_turn, of_turn
 from captrain.records import Message, file_digest
@@ -252,7 +253,7 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         row.reward,
         str(row.model),
         data={"kind": "chat", **{name: value for name, value in facts.items() if value}, **submission},
-        trial=row.trial if type(row.trial) is int and 0 <= row.trial < 1 << 31 else None,
+        trial=trial_of(row.trial),
         reference=solution,
         fault=row.fault,
         agent="" if row.agent is None else str(row.agent),

@@ -254,6 +254,11 @@ def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollo
     )
 
 
+def trial_of(value: object) -> int | None:
+    """Return the number of a trial in a file, or None if the value is no such number."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+
 def cleaned(value: object) -> object:
     """Replace all values under credential-like names in a JSON value, at any depth."""
     if isinstance(value, dict):

@@ -17,6 +17,7 @@ from captrain.interop.logs.source import (
     parsed,
     reason_of,
     text_of,
+    trial_of,
 )
 from captrain.records import Message, file_digest
 
@@ -74,7 +75,7 @@ class _Run:
             reward_info.get("reward"),
             self.model,
             data={"kind": self.domain, **{field: value for field, value in facts.items() if value}},
-            trial=simulation.get("trial"),
+            trial=trial_of(simulation.get("trial")),
             parts={str(part).lower(): float(value) for part, value in breakdown.items()},
             reference=_reference(criteria, is_solo) if task else [],
             fault=f"the simulation ended with {reason}" if reason in NO_VERDICT else "",
