@@ -288,7 +288,7 @@ def _lack(candidate: CandidateAccount) -> str:
     """Say what an agent without a capability does, with its title and its share of the failed rollouts."""
     name, share = candidate["name"], f"in {candidate['coverage'] or 0:.0%}"
     cause = CAUSES.get(candidate["id"])
-    return f"{cause.deed} ({name}, {share})" if cause else f"lacks {name} ({share})"
+    return f"{cause.mistake} ({name}, {share})" if cause else f"lacks {name} ({share})"
 
 
 class CandidatePage(CandidateAccount):
