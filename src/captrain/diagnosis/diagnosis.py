@@ -212,7 +212,7 @@ class Account:
 
     standings: rollouts by their part in the comparison. passed, failed: of the compared ones. tasks: their first `FEW`
     tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. unreferenced: rollouts
-    with neither reference nor milestones. unproven: rollouts whose world failed to replay them, with the first of these.
+    with neither reference nor milestones. unproven: rollouts whose world failed to replay them; then the first of them.
     left_out: the first rollouts left out, by standing. seen: observations by name. doubts: likewise why passed rollouts
     should not have passed.
     """

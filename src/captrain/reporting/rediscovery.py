@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
+from rich.text import Text
 
 from captrain.capabilities import titled
 from captrain.comparison import ComparisonRow, grouped
@@ -84,19 +86,24 @@ def _finding(by_round: Mapping[int, Sequence[ComparisonRow]]) -> str:
     )
 
 
-def rediscovery_table(results: Path) -> Table | None:
-    """Tabulate the same, a row for each capability and diagnosis; None if the agent was not diagnosed again."""
+def rediscovery_table(results: Path) -> RenderableType | None:
+    """Tabulate the same, a block for each diagnosis; None if the agent was not diagnosed again."""
     rows = rediscovered(results)
     if not rows:
         return None
-    numbers = ("lacking in", "of failures", "gap", "interval")
-    columns = ("capability", "agent", "selected", *(Column(name, justify="right") for name in numbers))
-    table = Table(*columns, title=TITLE, title_justify="left")
-    for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
-        interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
-        cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
-        table.add_row(titled(row["capability"]), _agent(row), "yes" if row["selected"] else "no", *cells, interval)
-    return table
+    numbers = (Column(name, justify="right") for name in ("selected", "lack it", "gap", "interval"))
+    columns = (Column("capability", overflow="fold"), *numbers)
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
+    for number, found in grouped(rows, "round").items():
+        agent = f"after round {number}" if number else "base"
+        passed = f"{found[0]['passed']} of {found[0]['passed'] + found[0]['failed']} passed"
+        table.add_row(Text(f"{agent}: {passed}", "bold"))
+        for row in sorted(found, key=lambda row: (-row["lacking"], row["capability"])):
+            interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
+            cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "gap")]
+            table.add_row(f"  {titled(row['capability'])}", "yes" if row["selected"] else "no", *cells, interval)
+    note = "lack it: share of all rollouts that fail and lack the capability. gap: error rate of failed minus passed."
+    return Group(Text(TITLE, "bold"), table, Text(note, "dim"))
 
 
 def _agent(row: ComparisonRow) -> str:
