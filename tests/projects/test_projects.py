@@ -150,7 +150,7 @@ def test_a_script_of_the_project_wins_and_an_unknown_stage_is_told_its_neighbour
     (project / "stages/routes.py").write_text("print('routes of my own')\n")
     assert captrain(project, "run", "routes")[1] == "routes of my own\n"
     status, _, err = captrain(project, "run", "rolouts")
-    assert status == 2 and "did you mean rollouts?" in err
+    assert status == 2 and "did you mean rollouts" in err
     status, _, err = captrain(project, "run", "foo")
     assert status == 2 and err.endswith("remedy: `dvc stage list --name-only` lists the stages\n")
 

@@ -197,7 +197,7 @@ def _open_question(account: Account, entry: CandidateAccount) -> list[str]:
     least = max(least, FEW)  # fewer conclude nothing, however large the gap is
     if least <= count:
         return [f"no training yet: {entry['reason']}", *reminder]
-    return [f"too few rollouts to conclude: collect {least - count} more that pass and as many that fail", *reminder]
+    return [f"too few rollouts to conclude: collect {least - count:,} more that pass and as many that fail", *reminder]
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:
@@ -205,8 +205,8 @@ def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[st
     command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out environments"
     if writer == "program":
         return "", command
-    model = "MODEL, the language model that writes the environment"
+    model = "MODEL: the language model that writes the environment"
     if writer == "model":
-        return f": name {model}", f"{command} --model MODEL"
-    schemas = "FILE, a JSON list of your tools' schemas, which the logs lack"
-    return f": name {schemas}, and {model}", f"{command} --tools FILE --model MODEL"
+        return f". {model}", f"{command} --model MODEL"
+    schemas = "FILE: a JSON list of your tools' schemas, which the logs lack"
+    return f". {schemas}. {model}", f"{command} --tools FILE --model MODEL"
