@@ -324,9 +324,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], Non
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
-            print(
-                f"replaying {again} of {counted(len(lines), 'rollout')} of an earlier run: damaged, or ended in an error"
-            )
+            print(f"replaying {again} of {counted(len(lines), 'rollout')} of an earlier run: damaged or errors")
             publish_bytes(path, b"".join(_journal_line(path, rollout) for rollout in whole))
         with open(path, "ab") as file:
 
