@@ -170,7 +170,7 @@ def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: C
     assert status == 0 and "60 of 60 tasks have none" in out and "analyst=openai analyst.name=" in out
     (tmp_path / "wordy.py").write_text(SOUND.replace('"It is done."', '"Consider it settled."'))
     status, out, _ = captrain(tmp_path, "check-benchmark", "wordy:CalendarDesk")
-    assert status == 0 and "60 of 60 references lose by other words" in out.replace("\n", " ")
+    assert status == 0 and "60 of 60 references lose reward if their words change" in out.replace("\n", " ")
 
 
 def test_a_fault_of_a_module_beside_the_benchmark_is_at_its_line_there(tmp_path: Path, captrain: Captrain) -> None:

@@ -297,7 +297,7 @@ def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
     scripted = spec.benchmark.settings().get("user", "") is None
     texts = {
-        f"nobody has measured rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only": (
+        f"rollouts by {spec.policy.target} in {spec.benchmark.target} were never timed, so the plan has counts only": (
             estimate.episode == EpisodeCost()
         ),
         f"the size of {estimate.model} is not known: state it with --parameters, in billions": (

@@ -46,12 +46,12 @@ print(task_listing(*json.loads(sys.argv[1])))
 """
 """Program of another process that lists the tasks."""
 UNTOLD = (
-    "lose by other words beside their calls or at the end: no environment derived from such a task earns a passport; "
-    "let the policy say the words, or score none"
+    "lose reward if their words change and their calls stay: no environment derived from such a task earns a "
+    "passport. State the words in the policy, or do not score them"
 )
 NO_REFERENCES = (
-    "without references the programmatic analyst finds what goes with failing alone and no environment is derived "
-    "(analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL)"
+    "the programmatic analyst finds only what correlates with failure, and no environment can be derived. To use a "
+    "language model: analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL"
 )
 START = 120.0
 """Seconds that another process may take to start on a busy machine."""
