@@ -21,7 +21,8 @@ def main() -> str:
     briefs = [make_brief(capability, benchmark.tools, rollouts, run.benchmark) for capability in selected]
     results = synthesize_each(briefs, synthesizer, policy, standard, run.machine, run.seed)
     publish_environments(results, Path("results/environments"), Path("artifacts/environments"))
-    return f"{sum(result.best.passport.passed for result in results)} of {counted(len(briefs), 'environment')} passed all checks"
+    passed = sum(result.best.passport.passed for result in results)
+    return f"{passed} of {counted(len(briefs), 'environment')} passed all checks"
 
 
 if __name__ == "__main__":

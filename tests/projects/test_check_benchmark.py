@@ -42,11 +42,11 @@ FAULTS = {
         "        return messages[0]['content'] if messages else ''",
         ["calendar_desk.py:{reference}: reference on", " is ''", "return the assistant messages"],
     ),
-    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "by a text"]),
+    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "to a string"]),
     "not_deterministic": (
         'random.Random(f"{split}-{index}")',
         "random.Random()",
-        ["calendar_desk.py:{tasks}: tasks on split discovery are others when listed again", "random.Random(seed)"],
+        ["calendar_desk.py:{tasks}: tasks on split discovery change when they are listed again", "random.Random(seed)"],
     ),
     "hash": (
         'random.Random(f"{split}-{index}")',
@@ -56,7 +56,7 @@ FAULTS = {
     "splits_mixed": (
         'random.Random(f"{split}-{index}")',
         'random.Random(f"{index}")',
-        ["calendar_desk.py:{tasks}: tasks: ", "of test are those of discovery", "splits never mix"],
+        ["calendar_desk.py:{tasks}: tasks: ", "in test are also in discovery", "of each split different"],
     ),
     "wrong_split": (
         '"split": split, "data"',

@@ -218,7 +218,7 @@ def test_an_unknown_experiment_ends_the_process_with_status_2(workspace: Path) -
         ({"overrides": ["base.steps=many"]}, "base.steps = 'many'"),
         ({"overrides": ["base.steps=1.5"]}, "base.steps = 1.5"),
         ({"overrides": ["base.steps=0"]}, "base.steps = 0"),
-        ({"overrides": ["base.steps=[1"]}, "does not compose"),
+        ({"overrides": ["base.steps=[1"]}, "/ is invalid: "),
         ({"overrides": ["base.learning_rate=nan"]}, "base.learning_rate"),
         ({"overrides": ["selection.coverage=1.5"]}, "selection.coverage = 1.5"),
         ({"overrides": ["evaluation.trials=0"]}, "evaluation.trials = 0"),

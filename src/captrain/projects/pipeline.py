@@ -186,7 +186,7 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     recorded = recorded_versions(root)
     if recorded is None:
         raise UserError(
-            f"there is no {VERSIONS} in {root.name}/: its stages depend on the files of captrain themselves",
+            f"there is no {VERSIONS} in {root.name}/: this is captrain's own repository, which needs no upgrade",
             "`dvc status` says what is stale",
         )
     present, text = read_text(root / "dvc.yaml", "restore it from git"), project_pipeline(root)

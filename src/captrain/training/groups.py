@@ -173,7 +173,7 @@ class Groups:
             if isinstance(environment.source, EnvironmentFile):
                 if tasks[: len(known)] != known:
                     raise EnvironmentFault(
-                        f"environment {environment.name} gives other tasks where more are asked for",
+                        f"environment {environment.name} changes its tasks when more are requested",
                         "remove it with its passport, and run `dvc repro environments`",
                     )
                 audit(self.targets[index], environment.source.passport, tasks[len(known) :], self.job.seed)
