@@ -46,7 +46,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
     """Draw the share of rollouts that lack each capability, and its gap with interval, for each diagnosis."""
     from matplotlib.figure import Figure  # not needed to print the table
 
-    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, body, finish
+    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, arm_label, body, finish
 
     width = width or WIDTH
     by_round = grouped(rediscovered(results), "round")
@@ -66,7 +66,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
         gaps.hlines(
             heights, [row["gap_low"] for row in rows], [row["gap_high"] for row in rows], color=colour, linewidth=1.4
         )
-    shares.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
+    shares.set_yticks(range(len(order)), [arm_label(name) for name in order])
     shares.set_ylim(len(order) - 0.5, -0.5)
     shares.set_xlabel("share of all rollouts\nthat fail and lack it")
     gaps.set_xlabel("gap,\nwith its interval")
