@@ -444,6 +444,19 @@ def test_everything_is_printed_in_sections_whose_lines_fit_80_columns_uncut(
     assert re.search(r"^  rejection SFT on target +[+-]\d\.\d{3} .* differs *$", out, re.M)
 
 
+def test_what_was_spent_is_a_line_of_80_columns_a_row(
+    committed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(committed)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["captrain", "results", "--spent"])
+    with pytest.raises(SystemExit):
+        app.main()
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert re.search(r"^TRACE, solutions, routed +[\d,]+ +\d", out, re.M) and "\nstages gepa: GEPA" in out
+
+
 @pytest.mark.parametrize("field", ["floor", "outcomes", "kinds"])
 def test_a_summary_of_rollouts_that_lacks_a_field_is_refused(field: str, tmp_path: Path) -> None:
     rates = {"pass_rate": 0.5, "mean_reward": 0.5}

@@ -319,8 +319,9 @@ def costs(root: Path) -> RenderableType:
     from captrain.run import times
 
     seconds_of = times(root)
-    names = ("row", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
-    table = Table(*names, title="What each row spent before the evaluation", title_justify="left")
+    names = ("rollouts", "constant\ngroups", "errors", "tokens\nread", "tokens\nwritten", "wall s", "CPU s")
+    table = _plain_table("row", *names, gap=1)
+    stages_of = dict[str, list[str]]()
     for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
@@ -329,12 +330,15 @@ def costs(root: Path) -> RenderableType:
             f"{sum(getattr(seconds_of[stage], unit) for stage in stages):,.0f}" if stages and complete else ""
             for unit in ("wall_s", "cpu_s")
         ]
-        table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
-    table.caption = (
-        "constant groups: rollouts of groups with equal rewards, which train nothing\n"
-        "seconds: of whole stages, in the run that made these results; empty if unknown"
-    )
-    return table
+        table.add_row(row["label"], *numbers, *seconds)
+        if stages:
+            stages_of.setdefault(" ".join(stages), []).append(row["label"])
+    lines = [
+        "constant groups: rollouts of groups with equal rewards, which train nothing",
+        "seconds: of whole stages, in the run that made these results; empty if unknown",
+        *(f"stages {stages}: {'; '.join(labels)}" for stages, labels in stages_of.items()),
+    ]
+    return _section("What each row spent before the evaluation", table, "\n".join(lines))
 
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:
