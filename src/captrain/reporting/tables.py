@@ -290,13 +290,14 @@ def _compared(differences: pd.DataFrame, firsts: Sequence[str], others: Sequence
 def _paired(folder: Path) -> RenderableType:
     """Tabulate all paired differences, grouped by their first row."""
     level = 1 - evaluation_metrics(folder).confidence
-    passes = evaluation_table(folder, "main", COLUMNS).set_index("method")["pass_rate"].fillna(-1)
+    main = evaluation_table(folder, "main", COLUMNS).to_dict("records")
+    passes = {str(row["method"]): float(row["pass_rate"]) for row in main if row["pass_rate"] == row["pass_rate"]}
     paired = _plain_table("first row, minus", "rate", "interval", "p", "verdict", left=(0, 4), gap=1)
     pairs = grouped(
         evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"), "first"
     )
     methods = headline_methods()
-    for first in sorted(pairs, key=lambda name: (name not in methods, -passes.get(name, -1))):
+    for first in sorted(pairs, key=lambda name: (name not in methods, -passes.get(str(name), -1))):
         paired.add_row(Text(label(first), "bold"))
         for row in pairs[first]:
             is_no_bound = row["first"] == ORACLE and row["difference"] < 0
