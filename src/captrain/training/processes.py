@@ -152,7 +152,7 @@ def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
     number = max((number for number in numbers if count % number == 0), default=numbers[0])
     if count % number:
         raise UserError(
-            f"machine.accelerate.processes = {number} cannot share {count} {word} evenly",
+            f"machine.accelerate.processes = {number} cannot share the {word} evenly: there are {count}",
             "choose a number of processes that divides it",
         )
     gpus = not computes_on_cpu(machine.accelerate.precision)
