@@ -172,7 +172,7 @@ def _spending(main: pd.DataFrame, ledger: pd.DataFrame) -> RenderableType:
         purposes[entry["purpose"]] = purposes.get(entry["purpose"], 0) + entry["rollouts"]
         purposes["discarded"] = purposes.get("discarded", 0) + entry["discarded"]
     evaluation = spending.pop("evaluation", {}).get("evaluation", 0)
-    table = _plain_table("row", "learns from", "rollouts", "spent on", left=(0, 1, 3))
+    table = _plain_table("row", "learns from", "own\nrollouts", "spent on", left=(0, 1, 3))
     for method, purposes in spending.items():
         discarded = purposes.pop("discarded")
         parts = " + ".join(f"{count:,} {purpose}" for purpose, count in purposes.items())
@@ -181,6 +181,7 @@ def _spending(main: pd.DataFrame, ledger: pd.DataFrame) -> RenderableType:
     (total,) = {row["rollouts_spent"] for row in rows if row["method"] == TRACE}
     differing = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
     lines = [f"Unequal total: {row['label']} {unequal_total(row['method'])}." for row in differing]
+    lines.append("own rollouts: those that a row shares with TRACE, such as its diagnosis, are listed under TRACE.")
     lines.append("constant groups: all rewards of the group are equal, so it trains nothing.")
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
     return Group(table, Text("\n".join(lines), "dim"))
