@@ -28,7 +28,7 @@ MISTAKES = {
     "beyond": "calls {0} where it should not",
     "told": "does not tell {0}",
     "ended": "ends too early",
-    "order": 'shows the pattern "{0}"',
+    "order": "{0}",
     "suspect": "is scored against {0}",
 }
 """What the agent does, by the kind of step that is to be repaired."""

@@ -303,7 +303,7 @@ def _fault_of(lack: Lack) -> Fault:
     """Make a fault from a need that a contrast of passed and failed rollouts shows."""
     row, causes = lack.need.association, {"missing_lookup", "extra_write", "invalid_call", "fabricated_fact"}
     line = prompt_line(row.key) if lack.need.kind in causes and not row.holds else ""
-    key = ("order", row.name, line)
+    key = ("order", row.mistake, line)
     return Fault(key=key, message=lack.message, evidence=lack.need.evidence, grade=Grade.CONTRAST)
 
 
