@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from captrain.records import counted
 from captrain.run import entry_point, launch, load_spec
 from captrain.training import LIBRARIES, capability_jobs, publish_adapters, train
 
@@ -12,7 +13,7 @@ def main() -> str:
     spec = load_spec()
     jobs = capability_jobs(spec, Path("artifacts/base"), Path("results/environments"))
     publish_adapters(launch.run(train, jobs, spec.machine, "adapters", LIBRARIES), "adapters", "trace")
-    return f"{len(jobs)} adapters"
+    return counted(len(jobs), "adapter")
 
 
 if __name__ == "__main__":

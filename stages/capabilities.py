@@ -5,7 +5,7 @@ from pathlib import Path
 from captrain.benchmarks import load_benchmark
 from captrain.capabilities import select, stability_table
 from captrain.diagnosis import needed_causes
-from captrain.records import Capability, Rollout, RolloutLabels, load, publish, publish_json, publish_text
+from captrain.records import Capability, Rollout, RolloutLabels, counted, load, publish, publish_json, publish_text
 from captrain.run import entry_point, load_spec
 
 
@@ -22,7 +22,9 @@ def main() -> str:
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
     names = ", ".join(capability.id for capability in selected.capabilities)
-    return f"{len(selected.capabilities)} of {len(candidates)} candidates were selected{': ' * bool(names)}{names}"
+    return (
+        f"{len(selected.capabilities)} of {counted(len(candidates), 'candidate')} selected{': ' * bool(names)}{names}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
 from captrain.environments import Synthesizer, make_brief, make_standard, publish_environments, synthesize_each
-from captrain.records import Capability, Rollout, load
+from captrain.records import Capability, Rollout, counted, load
 from captrain.run import build, entry_point, load_spec
 
 
@@ -21,7 +21,8 @@ def main() -> str:
     briefs = [make_brief(capability, benchmark.tools, rollouts, run.benchmark) for capability in selected]
     results = synthesize_each(briefs, synthesizer, policy, standard, run.machine, run.seed)
     publish_environments(results, Path("results/environments"), Path("artifacts/environments"))
-    return f"{sum(result.best.passport.passed for result in results)} of {len(briefs)} environments have their passport"
+    passed = sum(result.best.passport.passed for result in results)
+    return f"{passed} of {counted(len(briefs), 'environment')} passed all checks"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from captrain.comparison import play_row, publish_row
+from captrain.records import counted
 from captrain.run import entry_point, load_spec
 
 ROW = sys.argv[1].removeprefix("evaluation@")
@@ -15,7 +16,7 @@ def main() -> str:
     """Adapters and routes of the row -> artifacts/played/ROW."""
     played = play_row(load_spec(), ROW)
     publish_row(played, Path("artifacts/played", ROW))
-    return f"{len(played.rollouts)} rollouts on the test split"
+    return f"{counted(len(played.rollouts), 'rollout')} on the test split"
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+from captrain.records import counted
 from captrain.reporting import draw
 from captrain.run import entry_point
 
 
 @entry_point
 def main() -> str:
-    return f"{len(draw(Path('results'), Path('results/figures')))} files in results/figures"
+    files = draw(Path("results"), Path("results/figures"))
+    return f"{counted(len(files), 'file')} in results/figures"
 
 
 if __name__ == "__main__":

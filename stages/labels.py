@@ -4,7 +4,7 @@ from pathlib import Path
 
 from captrain.benchmarks import load_benchmark, open_worlds
 from captrain.capabilities import Analyst, label_runs, measure_agreement
-from captrain.records import Rollout, load, publish, publish_json
+from captrain.records import Rollout, counted, load, publish, publish_json
 from captrain.run import build, entry_point, load_spec
 
 
@@ -22,7 +22,7 @@ def main() -> str:
     if (account := getattr(analyst, "usage", None)) is not None:
         publish_json(Path("results/labels/asked.json"), account)
     faults = len(rollouts) - len({row.rollout for row in labels})
-    return f"{len(rollouts)} rollouts, {faults} left out as faulty; {len(candidates)} candidate capabilities"
+    return f"{counted(len(rollouts), 'rollout')}, {faults} left out as faulty; {counted(len(candidates), 'candidate')}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from captrain.records import counted
 from captrain.run import entry_point, load_spec
 from captrain.training import MERGING_COLUMNS, merge_all, publish_adapters
 
@@ -12,7 +13,9 @@ def main() -> str:
     adapters = merge_all(load_spec(), Path("artifacts/base"), Path("results"))
     publish_adapters(adapters, "merging", columns=MERGING_COLUMNS, guidance=())
     return (
-        f"{len(adapters)} merged adapters" if adapters else "none: merging.methods is empty, or there are no adapters"
+        counted(len(adapters), "merged adapter")
+        if adapters
+        else "none: merging.methods is empty, or there are no adapters"
     )
 
 

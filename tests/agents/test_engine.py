@@ -404,7 +404,7 @@ def test_a_prompt_that_is_too_long_is_a_failed_rollout_with_the_reason(
         bar._bar.refresh()
     said = capfd.readouterr().err
     assert "letters: 3 of 4 rollouts, " in said and "left, pass rate 0.667, 1 truncated" in said
-    assert f"1 of 3 rollouts ended because their dialogues outgrew the model, such as {long.task.id} (the pr" in said
+    assert f"1 of 3 rollouts ended because the dialogue outgrew the model, such as {long.task.id} (the pr" in said
     target = load_file(path)
     assert summarise_rollouts(rollouts, target)["truncated"] == 1 and "truncated" not in summarise_rollouts(
         expected, target

@@ -704,7 +704,7 @@ def test_a_killed_stage_goes_on_where_it_was_and_replays_offline(
 
     resumed = served(noisy)
     run_stage()
-    assert "40 rollouts, 0 left out as faulty; 4 candidate capabilities" in capsys.readouterr().out
+    assert "40 rollouts, 0 left out as faulty; 4 candidates" in capsys.readouterr().out
     assert len(resumed.requests) == QUESTIONS - before
     files = published(workspace)
     assert {*files} == {"candidates.jsonl", "agreement.json", "asked.json", "labels.jsonl"}

@@ -92,7 +92,7 @@ def test_enough_rollouts_give_a_ranking_with_evidence_by_message(tmp_path: Path)
     report = (out / "report.md").read_text()
     assert "message 6, wrong_argument (Wrong argument) (traced): renew_loan: weeks 3 should be 2" in report
     assert "> assistant: renew_loan(loan_id='L-4', weeks=3)" in report
-    assert "message 6, missing_information (Missing information) (traced): 3.50 was in view and not told" in report
+    assert "message 6, missing_information (Missing information) (traced): 3.50 was known but not told" in report
 
 
 def test_faults_of_simulator_and_infrastructure_are_listed_and_not_contrasted(tmp_path: Path) -> None:

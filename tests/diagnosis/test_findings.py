@@ -70,7 +70,7 @@ def test_without_references_the_look_up_that_every_failure_lacks_is_named_and_th
     )
     assert done.exit_code == 0, done.output
     name, line = "restart without an earlier get_metric", 'add to the prompt: "Call get_metric before restart."'
-    deed = f'shows the pattern "{name}"'
+    deed = f"calls {name}"
     assert f"1. {deed}: 10 of 10 failures, 0 passed rollouts; the only fault in 10; not proven by replay" in done.output
     report, page = ((tmp_path / "out" / file).read_text() for file in ("report.md", "report.html"))
     assert f"| {name} | 10 of 10 | 0 of 8 |" in report and line in report

@@ -160,7 +160,7 @@ def test_an_environment_that_repeats_a_logged_task_earns_no_passport(
 def test_what_cannot_be_made_is_one_message_with_the_remedy(elsewhere: Path) -> None:
     run("diagnose", EXAMPLE, "--out", "bare")
     needed = advice(elsewhere / "bare")["wrong_argument"]
-    assert "FILE, a JSON list of your tools' schemas, which the logs lack" in needed
+    assert "FILE: a JSON list of your tools' schemas, which the logs lack" in needed
     assert needed.rstrip().endswith("--tools FILE --model MODEL")
     order = ("synthesize", "wrong_argument", "--out", "environments", "--diagnosis")
     with pytest.raises(UserError, match=r"the schemas of \d+ tools? are missing, such as \w+(.|\n)*--tools"):

@@ -106,7 +106,7 @@ def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_t
     passed, failed = diagnose(logs, LIMITS, runs=2, count=4, seed=0).diagnosed.rollouts
     assert passed.outcome == "passed" and passed.causes == []
     [cause] = failed.causes
-    assert cause.cause == "missing_write" and "toggle_data() was never made" in cause.evidence
+    assert cause.cause == "missing_write" and "toggle_data() was never called" in cause.evidence
     for rollout in logs.rollouts:
         assert len([call for message in rollout.reference for call in calls_of(message)]) == 2
         assert "John Smith" in rollout.task.data["script"], "the ticket, which is all that the agent was told"
@@ -114,7 +114,7 @@ def test_an_agent_that_works_alone_makes_the_users_calls_itself_and_has_nobody_t
 
 def test_where_there_is_no_user_none_was_left_unasked(tmp_path: Path) -> None:
     [row] = Desk(tmp_path).add(OPENING + says("Good bye."), step("toggle_roaming"), basis=BASIS).explained()
-    assert "toggle_roaming() of the user was never made" in row.causes[0].evidence
+    assert "toggle_roaming() of the user was never called" in row.causes[0].evidence
     [rollout] = read_logs([tmp_path / "log.json"]).rollouts
     alone = [message for message in rollout.messages if message["role"] != "user"]
     logs = logs_of_rollouts([rollout.model_copy(update={"messages": alone})])

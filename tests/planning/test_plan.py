@@ -179,7 +179,7 @@ def test_a_node_without_throughput_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "said", "mended"),
     [
-        (("policy.temperature=0.0",), "temperature = 0 in training", ("environments.temperature=1.0",)),
+        (("policy.temperature=0.0",), "temperature = 0 also holds in training", ("environments.temperature=1.0",)),
         ((*SMALL, "environments.temperature=null"), "teach nothing", ("environments.temperature=1.0",)),
         (("adapters.rollouts=1280",), "need 170 tasks of an environment", ("environments.seeds=170",)),
         (

@@ -42,11 +42,11 @@ FAULTS = {
         "        return messages[0]['content'] if messages else ''",
         ["calendar_desk.py:{reference}: reference on", " is ''", "return the assistant messages"],
     ),
-    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "by a text"]),
+    "no_name": ('    name = "calendar"\n', "    name = 3\n", ["calendar_desk.py:{desk}: name is 3", "to a string"]),
     "not_deterministic": (
         'random.Random(f"{split}-{index}")',
         "random.Random()",
-        ["calendar_desk.py:{tasks}: tasks on split discovery are others when listed again", "random.Random(seed)"],
+        ["calendar_desk.py:{tasks}: tasks on split discovery change when they are listed again", "random.Random(seed)"],
     ),
     "hash": (
         'random.Random(f"{split}-{index}")',
@@ -56,7 +56,7 @@ FAULTS = {
     "splits_mixed": (
         'random.Random(f"{split}-{index}")',
         'random.Random(f"{index}")',
-        ["calendar_desk.py:{tasks}: tasks: ", "of test are those of discovery", "splits never mix"],
+        ["calendar_desk.py:{tasks}: tasks: ", "in test are also in discovery", "of each split different"],
     ),
     "wrong_split": (
         '"split": split, "data"',
@@ -170,7 +170,7 @@ def test_what_comes_later_of_a_benchmark_is_foreseen(tmp_path: Path, captrain: C
     assert status == 0 and "60 of 60 tasks have none" in out and "analyst=openai analyst.name=" in out
     (tmp_path / "wordy.py").write_text(SOUND.replace('"It is done."', '"Consider it settled."'))
     status, out, _ = captrain(tmp_path, "check-benchmark", "wordy:CalendarDesk")
-    assert status == 0 and "60 of 60 references lose by other words" in out.replace("\n", " ")
+    assert status == 0 and "60 of 60 references lose reward if their words change" in out.replace("\n", " ")
 
 
 def test_a_fault_of_a_module_beside_the_benchmark_is_at_its_line_there(tmp_path: Path, captrain: Captrain) -> None:

@@ -127,7 +127,7 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
 ) -> None:
     edit_versions(project, captrain="0.0.9", stages={"routes": "0" * 16})
     status, _, err = captrain(project, "run", "routes")
-    assert status == 2 and "was recorded with captrain 0.0.9; another is installed" in err and "captrain upgrade" in err
+    assert status == 2 and "was recorded with captrain 0.0.9, but" in err and "captrain upgrade" in err
     status, out, _ = captrain(project, "upgrade", "--dry-run")
     assert status == 0 and "stale, because their code differs: routes\n" in out and "nothing was changed" in out
     assert "stale only if their inputs change: evaluation, comparison, causality, figures" in out
@@ -150,7 +150,15 @@ def test_a_script_of_the_project_wins_and_an_unknown_stage_is_told_its_neighbour
     (project / "stages/routes.py").write_text("print('routes of my own')\n")
     assert captrain(project, "run", "routes")[1] == "routes of my own\n"
     status, _, err = captrain(project, "run", "rolouts")
-    assert status == 2 and "did you mean rollouts?" in err
+    assert status == 2 and "did you mean rollouts" in err
+    status, _, err = captrain(project, "run", "foo")
+    assert status == 2 and err.endswith("remedy: `dvc stage list --name-only` lists the stages\n")
+
+
+def test_a_stage_whose_code_alone_differs_is_not_blamed_on_the_version(project: Path, captrain: Captrain) -> None:
+    edit_versions(project, stages={"routes": "0" * 16})
+    status, _, err = captrain(project, "run", "routes")
+    assert status == 2 and "the installed code of stage routes differs" in err and "is installed" not in err
 
 
 def test_init_replaces_nothing_and_begins_no_project_within_another(tmp_path: Path, captrain: Captrain) -> None:

@@ -403,10 +403,9 @@ def test_the_overview_and_the_terminal_show_the_same_readings(
     with pytest.raises(SystemExit) as end:
         app.main()
     assert not end.value.code
-    lines = [line for line in capsys.readouterr().out.splitlines() if " - " in line and "│" in line]
-    said = [line.split("│")[-2].strip() for line in lines]
+    said = re.findall(r"(differs|no reliable difference|no bound here) *$", capsys.readouterr().out, re.M)
     cells = re.findall(r'<td class="reading">([^<]*)</td>', (report / "index.html").read_text())
-    assert said == cells
+    assert sorted(said) == sorted(cells)
     assert {"differs", "no reliable difference"} <= {*said}
     text = " ".join(view(report, "overview").text.split())
     assert "TRACE in this run: +0.203 to base (differs); -0.026 to GRPO on target (no" in text
@@ -425,6 +424,37 @@ def test_the_first_screen_has_at_most_40_lines_of_80_columns_and_no_name_is_wrap
     assert re.search(r"^  captrain results --all ", out, re.M)
     best, second = re.findall(r"^ (\S.*?)  +\d\.\d{3}  ", out, re.M)[:2]
     assert re.search(rf"Difference of {best} *$(?:\n  to .*)*\n  to {second} ", out, re.M)
+
+
+def test_everything_is_printed_in_sections_whose_lines_fit_80_columns_uncut(
+    committed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(committed)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["captrain", "results", "--all"])
+    with pytest.raises(SystemExit):
+        app.main()
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80 and "…" not in out
+    sections = ("Test split, best", "Other routers", "What each row learns", "Paired differences", "Does repairing")
+    places = [out.index(section) for section in sections]
+    assert places == sorted(places)
+    rates = [float(found) for found in re.findall(r"^\w.*?  (\d\.\d{3})  \d\.\d{3} to", out[: places[1]], re.M)]
+    assert rates == sorted(rates, reverse=True) and len(rates) >= 7
+    assert re.search(r"^  rejection SFT on target +[+-]\d\.\d{3} .* differs *$", out, re.M)
+
+
+def test_what_was_spent_is_a_line_of_80_columns_a_row(
+    committed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(committed)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["captrain", "results", "--spent"])
+    with pytest.raises(SystemExit):
+        app.main()
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert re.search(r"^TRACE, solutions, routed +[\d,]+ +\d", out, re.M) and "\nstages gepa: GEPA" in out
 
 
 @pytest.mark.parametrize("field", ["floor", "outcomes", "kinds"])
@@ -448,7 +478,8 @@ def test_the_causal_test_is_printed_beneath_the_table(
     with suppress(SystemExit):
         app.main()
     out = capsys.readouterr().out
-    assert "Does repairing a capability alone" in out and "check first" in out and "0.300 to 0.500" in out
+    assert "Does repairing a capability alone" in out and "check first\n" in re.sub(" {2,}.*", "", out)
+    assert "claims 0.400 of the failures  0.300 to 0.500" in out
 
 
 def test_each_capability_shows_what_it_claims_and_what_its_adapter_repairs(report: Path) -> None:

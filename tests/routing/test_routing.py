@@ -271,7 +271,7 @@ def test_a_policy_without_a_model_leaves_the_classifier_out_and_is_refused_where
         spec = compose_spec("smoke", 0, ["policy=scripted", f"router={router}"], CONF)
         model, gains = AskedModel.of(spec, tiny), known_gains(names=[*targets])
         if router == "classifier":
-            with pytest.raises(UserError, match="ScriptedPolicy has none that could be asked"):
+            with pytest.raises(UserError, match="ScriptedPolicy does not run here"):
                 route_tasks(spec.router, model, known, gains, desk(), tasks)
         else:
             columns = list(route_tasks(spec.router, model, known, gains, desk(), tasks).table.columns)
@@ -321,7 +321,7 @@ def test_an_adapter_of_no_environment_acts_on_every_task_and_is_the_only_one(
     for router in ("retrieval", "sets"):
         routes = routed(tiny, targets, rollouts, [f"router={router}"], 5, known_gains(names=["ramp"]))
         assert list(routes.table.columns) == ["task", "kind", "chosen"] and {*routes.table["chosen"]} == {"ramp"}
-    with pytest.raises(UserError, match="ramp belongs to no environment"):
+    with pytest.raises(UserError, match="ramp has no environment"):
         routed(tiny, targets, rollouts, gained=known_gains(names=[*DEFICITS, "ramp"]))
 
 

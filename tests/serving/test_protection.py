@@ -628,4 +628,4 @@ def test_a_full_queue_refuses_the_largest_request_and_says_when_to_ask_again(
     # The first is sampled at once, three wait, and a smaller one takes the place of the last.
     assert [status for status, *_ in answers] == [200, 200, 200, 503, 200, 503]
     _, headers, content = answers[3]
-    assert headers["retry-after"] == "1" and "3 requests are waiting, which is the most" in content["error"]["message"]
+    assert headers["retry-after"] == "1" and "3 requests are waiting, which is the max" in content["error"]["message"]

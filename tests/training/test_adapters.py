@@ -534,7 +534,7 @@ def test_advantages_of_a_smaller_last_group_are_standardized_over_it(tiny: Path,
 def test_a_job_without_a_rollout_is_refused(tiny: Path, environment: Path, tmp_path: Path) -> None:
     with inside(tmp_path), pytest.raises(UserError) as refusal:
         train(job(tiny, environment, rollouts=0))
-    assert refusal.value.problem == "letters: there are 0 rollouts to train with"
+    assert refusal.value.problem == "letters: no rollouts are left to train with (0)"
     assert "adapters.rollouts" in refusal.value.remedy
 
 

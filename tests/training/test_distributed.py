@@ -302,7 +302,9 @@ def test_groups_that_do_not_divide_are_refused_before_a_process_starts(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captrain.training.processes._run", lambda *_: pytest.fail("they were started"))
-    with pytest.raises(UserError, match="processes = 3 .* cannot share the trainer.groups_per_step groups .* are 2"):
+    with pytest.raises(
+        UserError, match="processes = 3 cannot share the trainer.groups_per_step groups .* evenly: there are 2"
+    ):
         trained(letters_job(tiny, environment), tmp_path, on(processes=3, strategy="ddp"))
 
 

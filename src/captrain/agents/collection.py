@@ -40,6 +40,7 @@ from captrain.records import (
     Split,
     Task,
     Usage,
+    counted,
     digest,
     file_digest,
     plain,
@@ -154,11 +155,11 @@ def collect(
     ordered = [rollouts[name] for name in names]
     errors = [rollout.error or "" for rollout in ordered if rollout.outcome == "error"]
     if 2 * len(errors) > len(ordered):
-        raise outage(f"{label}: {len(errors)} of {len(ordered)} rollouts", errors)
+        raise outage(f"{label}: {len(errors)} of {counted(len(ordered), 'rollout')}", errors)
     if truncated := [rollout for rollout in ordered if rollout.truncated]:
         print(
-            f"{label}: {len(truncated)} of {len(ordered)} rollouts ended because their dialogues outgrew the model, "
-            f"such as {truncated[0].task.id} ({truncated[0].truncated})",
+            f"{label}: {len(truncated)} of {counted(len(ordered), 'rollout')} ended because the dialogue outgrew the "
+            f"model, such as {truncated[0].task.id} ({truncated[0].truncated})",
             file=sys.stderr,
         )
     return ordered
@@ -323,7 +324,7 @@ def journal(path: Path) -> Iterator[tuple[list[Rollout], Callable[[Rollout], Non
         whole = [rollout for rollout in lines if rollout is not None and rollout.outcome != "error"]
         if len(whole) < len(lines):
             again = len(lines) - len(whole)
-            print(f"{again} of {len(lines)} rollouts of an earlier run are damaged or errors, and are played again")
+            print(f"replaying {again} of {counted(len(lines), 'rollout')} of an earlier run: damaged or errors")
             publish_bytes(path, b"".join(_journal_line(path, rollout) for rollout in whole))
         with open(path, "ab") as file:
 
@@ -369,7 +370,7 @@ class RolloutBar:
         passed, failed, errors = (self._outcomes[name] for name in ("passed", "failed", "error"))
         parts = [f"pass rate {passed / (passed + failed):.3f}"] if passed + failed else []
         parts += [f"{self._truncated} truncated"] if self._truncated else []
-        return ", ".join([*parts, f"{errors} errors"] if errors else parts)
+        return ", ".join([*parts, counted(errors, "error")] if errors else parts)
 
     def _watch(self) -> None:
         """Every second, show the time since the last rollout ended, so that a hang is visible."""

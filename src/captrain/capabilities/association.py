@@ -22,43 +22,63 @@ EVERY: Key = ("rollout",)
 
 
 class Phrase(NamedTuple):
-    """Words for a feature and for its absence, and a line for the prompt. Numbers stand for parts of its key."""
+    """Words for a feature and for its absence, a line for the prompt, and what an agent without the feature does.
+
+    Numbers stand for parts of its key.
+    """
 
     holds: str
     fails: str = "no lack of: {0}"
     line: str = ""
+    mistake: str = ""
 
 
 PHRASES = {
-    "after": Phrase("{0} after {1}", "{0} without an earlier {1}", "Call {1} before {0}."),
+    "after": Phrase(
+        "{0} after {1}", "{0} without an earlier {1}", "Call {1} before {0}.", "calls {0} without an earlier {1}"
+    ),
     "same": Phrase(
         "{0} after {1} of the same {2}",
         "{0} without an earlier {1} of the same {2}",
         "Call {1} with the same {2} before {0}.",
+        "calls {0} without an earlier {1} of the same {2}",
     ),
     "repaired": Phrase(
         "{0} failed, then a corrected call",
         "{0} failed and was never corrected",
         "When {0} fails, read the error, correct the call and repeat it.",
+        "does not correct a {0} that failed",
     ),
     "sourced": Phrase(
         "{0} with {1} from an earlier message",
         "{0} with a {1} from no earlier message",
         "Take {1} of {0} from the user's words or a tool's result.",
+        "calls {0} with a {1} from no earlier message",
     ),
     "once": Phrase(
         "{0} never repeated",
         "{0} repeated with equal arguments",
         "Never repeat {0} with the same arguments.",
+        "repeats {0} with equal arguments",
     ),
-    "before": Phrase("{0} before the first change", "a change without an earlier {0}"),
-    "followed": Phrase("{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}."),
-    "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called."),
-    "asked": Phrase("{1} called where the user says '{0}'", "{1} never called, though the user says '{0}'"),
+    "before": Phrase(
+        "{0} before the first change", "a change without an earlier {0}", "", "makes a change without an earlier {0}"
+    ),
+    "followed": Phrase(
+        "{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}.", "does not call {1} after {0}"
+    ),
+    "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called.", "never calls {0}"),
+    "asked": Phrase(
+        "{1} called where the user says '{0}'",
+        "{1} never called, though the user says '{0}'",
+        "",
+        "never calls {1}, though the user says '{0}'",
+    ),
     "described": Phrase(
         "{0} of the listed record that the user describes",
         "{0} of another record than the user describes",
         "Of several records, take {0} from the one that the user's words describe.",
+        "calls {0} on another record than the user describes",
     ),
     "made": Phrase("{0} not called", line="Do not close before {0} is done, where the task needs it."),
     "equal": Phrase("{0} with the wrong {1}", line="Before {0}, check its {1} against the records and the request."),
@@ -143,6 +163,12 @@ class Association(NamedTuple):
     def name(self) -> str:
         """The feature in words."""
         return name_of(self.key, self.holds)
+
+    @property
+    def mistake(self) -> str:
+        """What an agent with this feature, or without it, does."""
+        absence = "" if self.holds else PHRASES[self.key[0]].mistake
+        return absence.format(*self.key[1:]) or f'shows the pattern "{self.name}"'
 
     @property
     def excess(self) -> float:

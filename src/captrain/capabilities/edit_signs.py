@@ -67,7 +67,7 @@ def left_early(view: RolloutView, edit: Edit) -> Sign:
 
 def did_nothing(view: RolloutView, edit: Edit) -> Sign:
     """The agent did nothing, and the reference begins with a look-up."""
-    return (view.last, f"{view.expected[0]} was never made, nor anything else") if view.is_idle else None
+    return (view.last, f"the agent did nothing; the reference starts with {view.expected[0]}") if view.is_idle else None
 
 
 def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
@@ -75,7 +75,7 @@ def handed_over_blind(view: RolloutView, edit: Edit) -> Sign:
     reads = [call.message for call in view.lookups if call.by == "assistant"]
     if view.handover is None or view.handover.message > min(reads, default=PAST_END):
         return None
-    return view.closing, f"{view.handover} was called before any look-up, where {edit.goal} was due"
+    return view.closing, f"{view.handover} was called before any look-up; the reference calls {edit.goal}"
 
 
 def _unopened(view: RolloutView, goal: Call) -> str | None:
@@ -99,7 +99,7 @@ def record_mistyped(view: RolloutView, edit: Edit) -> Sign:
     for call in view.lookups:
         codes = [value for value in call.arguments.values() if is_identifier(value) and call.failed]
         if any(shape(code) == shape(record) and not view.in_view(code, call.message) for code in codes):
-            return call.message, f"{call}, where {record} was named, which was never looked up"
+            return call.message, f"{call} uses a made-up value; {record} was never looked up"
     return None
 
 
@@ -114,7 +114,7 @@ def record_never_opened(view: RolloutView, edit: Edit) -> Sign:
     is_due = any(record in leaves(step.arguments) for step in view.goals if step.kind == "read")
     if not is_due or (view.in_view(record) and view.opened_instead(record)):
         return None
-    return view.closing, f"{record} was never looked up, and {edit.goal} never made"
+    return view.closing, f"{record} was never looked up, and {edit.goal} never called"
 
 
 def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
@@ -126,7 +126,7 @@ def record_mistaken(view: RolloutView, edit: Edit) -> Sign:
     is_told = any(says(view.text(place), record) for place in view.replies())
     if len(openings) != 1 or len(due) != 1 or is_told:
         return None
-    return min(openings.values()), f"{next(iter(openings))} was taken for {record}"
+    return min(openings.values()), f"{next(iter(openings))} was looked up instead of {record}"
 
 
 def records_left_out(view: RolloutView, edit: Edit) -> Sign:
@@ -135,14 +135,14 @@ def records_left_out(view: RolloutView, edit: Edit) -> Sign:
     openings = view.opened_instead(record) if record else {}
     if not openings:
         return None
-    return max(openings.values()), f"{record} was never looked up, {', '.join(openings)} were"
+    return max(openings.values()), f"{record} was never looked up, only {', '.join(openings)}"
 
 
 def lookup_skipped(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
     """A required look-up is missing. `is_alike`: whether its tool was called with other arguments."""
     goal = goal_of(edit)
     later = [call.message for call in view.calls[edit.before :]] if edit.before is not None else []
-    return (next(iter(later), view.last), f"{goal} was never made") if view.has_like(goal) == is_alike else None
+    return (next(iter(later), view.last), f"{goal} was never called") if view.has_like(goal) == is_alike else None
 
 
 def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
@@ -172,7 +172,7 @@ def value_not_shown(view: RolloutView, edit: Edit, *, is_alike: bool) -> Sign:
             is_of_it = all(any(says(text_of(peer), leaf) for peer in (*values, *owed)) for leaf in keys)
             if says(text_of(lookup.result), value) and not is_of_it:
                 is_match = view.has_like(lookup) == is_alike
-                return (message, f"{text_of(value)} is shown by {lookup}, which was never made") if is_match else None
+                return (message, f"{lookup} shows {text_of(value)}, but was never called") if is_match else None
     return None
 
 
@@ -182,7 +182,7 @@ def changed_unread(view: RolloutView, edit: Edit) -> Sign:
     unread = view.unread(call)
     if unread is None or any(view.seen(value, call.message, "user") for value in edit.missing):
         return None
-    return call.message, f"{call}, and {unread} was never made before"
+    return call.message, f"{call} without {unread} before it"
 
 
 def _other_record(view: RolloutView, edit: Edit) -> tuple[str, str] | None:
@@ -195,7 +195,7 @@ def record_invented(view: RolloutView, edit: Edit) -> Sign:
     record, call = _other_record(view, edit), edit.calls[0]
     if record is None or view.in_view(call.arguments.get(record[0]), call.message):
         return None
-    return call.message, f"{edit.corrections}; it stands in no message before"
+    return call.message, f"{edit.corrections}; {text_of(call.arguments.get(record[0]))} is in no earlier message"
 
 
 def record_confused(view: RolloutView, edit: Edit) -> Sign:
@@ -217,7 +217,7 @@ def record_treated_twice(view: RolloutView, edit: Edit) -> Sign:
     again = [call for place, call in enumerate(peers) if call.failed and any(map(call.equals, peers[:place]))]
     if not again or not any(map(again[0].equals, view.goals)):
         return None
-    return peers[0].message, f"{again[0]} was made twice, and {goal} never"
+    return peers[0].message, f"{again[0]} was called twice, and {goal} never"
 
 
 # Operations
@@ -228,7 +228,7 @@ def made_again(view: RolloutView, edit: Edit) -> Sign:
     call = edit.calls[0]
     dropped = {peer.place for step in view.repair.edits if step.kind == "drop" for peer in step.calls}
     is_again = any(call.equals(peer) and peer.changed for peer in view.calls if peer.place not in dropped)
-    return (call.message, f"{call} was made before, and again") if is_again else None
+    return (call.message, f"{call} was called twice") if is_again else None
 
 
 def swapped_for(view: RolloutView, edit: Edit) -> Call | None:
@@ -245,7 +245,7 @@ def is_twin(view: RolloutView, goal: Call, call: Call) -> bool:
 def operation_swapped(view: RolloutView, edit: Edit) -> Sign:
     """Another operation was due on the record."""
     goal, call = swapped_for(view, edit), edit.calls[0]
-    return (call.message, f"{call}, where {goal} was due") if goal else None
+    return (call.message, f"{call} instead of {goal}") if goal else None
 
 
 def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
@@ -253,7 +253,7 @@ def operation_mistaken(view: RolloutView, edit: Edit) -> Sign:
     goal = goal_of(edit)
     swaps = [call for call in view.calls if call.arguments == goal.arguments != {} and call.kind in EFFECTS]
     swaps = [call for call in swaps if call.by == goal.by and not any(map(call.equals, view.goals))]
-    return (swaps[0].message, f"{swaps[0]}, where {goal} was due") if swaps else None
+    return (swaps[0].message, f"{swaps[0]} instead of {goal}") if swaps else None
 
 
 def _attempts(view: RolloutView, goal: Call) -> list[Call]:
@@ -277,7 +277,7 @@ def record_locked(view: RolloutView, edit: Edit) -> Sign:
     lock = next((call for call in locks if {*view.records(call)} & {*view.records(goal)}), None)
     if lock is None or not any(call.equals(goal) for call in attempts):
         return None
-    return lock.message, f"{lock} before {goal}, which was refused from then on"
+    return lock.message, f"{lock} came before {goal}, which was then refused"
 
 
 def left_as_text(view: RolloutView, edit: Edit) -> Sign:
@@ -292,7 +292,7 @@ def left_as_text(view: RolloutView, edit: Edit) -> Sign:
 def attempt_refused(view: RolloutView, edit: Edit) -> Sign:
     """The call was tried and refused."""
     attempts = _attempts(view, goal_of(edit))
-    return (attempts[0].message, f"{attempts[-1]} was refused, and {edit.goal} never made") if attempts else None
+    return (attempts[0].message, f"{attempts[-1]} was refused, and {edit.goal} never succeeded") if attempts else None
 
 
 def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
@@ -306,7 +306,7 @@ def breaks_policy(view: RolloutView, edit: Edit) -> Sign:
 def asked_by_user(view: RolloutView, edit: Edit) -> Sign:
     """The user asked for the call, as its script says, but the reference does not make it."""
     call = edit.calls[0]
-    evidence = f"{call}, as the user asked, where the reference leaves this as it is"
+    evidence = f"{call}, as the user asked; the reference does not call it"
     return (view.proposal(call), evidence) if view.is_wished(call) else None
 
 
@@ -314,12 +314,16 @@ def proposed_to_user(view: RolloutView, edit: Edit) -> Sign:
     """The agent proposed the call to the user, but the reference does not make it."""
     call = edit.calls[0]
     proposals = [place for place in view.replies(call.message) if asks_consent(view.text(place))]
-    return (proposals[-1], f"{call}, which was put to the user, and no reference makes") if proposals else None
+    return (
+        (proposals[-1], f"{call}, as the agent proposed to the user; the reference does not call it")
+        if proposals
+        else None
+    )
 
 
 def not_in_reference(view: RolloutView, edit: Edit) -> Sign:
     """The reference does not make the call."""
-    return edit.calls[0].message, f"{edit.calls[0]}, which the reference does not make"
+    return edit.calls[0].message, f"{edit.calls[0]} is not in the reference"
 
 
 # Values
@@ -357,7 +361,7 @@ def value_invented(view: RolloutView, edit: Edit) -> Sign:
     invented = [v for v in coined if not view.in_view(v, call.message) and not says(view.context.policy, v)]
     if not invented or (words and all(view.in_view(word, call.message) for word in words)):
         return None
-    return call.message, f"{edit.corrections}; {invented[0]} stands in no message before"
+    return call.message, f"{edit.corrections}; {invented[0]} is in no earlier message"
 
 
 def value_wrong(view: RolloutView, edit: Edit) -> Sign:
@@ -375,13 +379,13 @@ def number_miscalculated(view: RolloutView, edit: Edit) -> Sign:
     for place in view.replies()[-1:]:
         words = [word for word in WORD.findall(view.text(place)) if len(word) > 1 and NUMBER.fullmatch(word)]
         if worked_out := [word for word in words if not view.in_view(word, place)]:
-            return place, f"{worked_out[0]} was worked out, and {edit.text} not told"
+            return place, f"the agent told {worked_out[0]} instead of {edit.text}"
     return None
 
 
 def not_told(view: RolloutView, edit: Edit) -> Sign:
     """A required value was not told, and there was no transfer to a human."""
-    return None if view.handover else (view.last, f"{edit.text} was {'in view and ' * view.in_view(edit.text)}not told")
+    return None if view.handover else (view.last, f"{edit.text} was {'known but ' * view.in_view(edit.text)}not told")
 
 
 # What was not done
@@ -400,12 +404,12 @@ def refused_by_agent(view: RolloutView, edit: Edit) -> Sign:
 def handed_over_instead(view: RolloutView, edit: Edit) -> Sign:
     """The agent transferred to a human instead."""
     handover = view.handover
-    return (handover.message, f"{handover} was called, where {edit.subject} was due") if handover else None
+    return (handover.message, f"{handover} was called instead of {edit.subject}") if handover else None
 
 
 def transfer_undue(view: RolloutView, edit: Edit) -> Sign:
     """A transfer was made that the reference does not make."""
-    return edit.calls[0].message, f"{edit.calls[0]} was called where the reference hands nothing over"
+    return edit.calls[0].message, f"{edit.calls[0]} was called; the reference makes no transfer"
 
 
 def left_out(view: RolloutView, edit: Edit) -> Sign:
@@ -416,7 +420,7 @@ def left_out(view: RolloutView, edit: Edit) -> Sign:
 def never_made(view: RolloutView, edit: Edit) -> Sign:
     """A step of the reference is missing."""
     of_user = " of the user" if goal_of(edit).by == "user" else ""
-    return view.last, f"{edit.goal}{of_user} was never made"
+    return view.last, f"{edit.goal}{of_user} was never called"
 
 
 def limited(view: RolloutView, edit: Edit) -> Sign:
@@ -427,7 +431,7 @@ def limited(view: RolloutView, edit: Edit) -> Sign:
 
 def cut_off(view: RolloutView, edit: Edit) -> Sign:
     """The dialogue was cut off."""
-    return view.last, f"it does not come to an end: {view.ending or 'it is cut off'}"
+    return view.last, f"it ended early: {view.ending or 'it is cut off'}"
 
 
 def called_again(view: RolloutView, edit: Edit) -> Sign:

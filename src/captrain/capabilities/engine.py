@@ -212,13 +212,13 @@ def _is_reference_alone(view: RolloutView, agent_causes: set[str]) -> bool:
 
 
 def ended_by(view: RolloutView) -> str:
-    """Return how the dialogue ended: simulator, loop, cut off, hand-over, refusal or stop."""
+    """Return how the dialogue ended: simulator, loop, cut off, transfer, refusal or stop."""
     if view.left is not None or slip_of(view.rollout) is not None:
         return "simulator"
     for edit in view.repair.differences:
         if edit.kind == "end":
             return "loop" if _first(view, edit).cause == "loop" else "cut off"
     if view.handover:
-        return "hand-over"
+        return "transfer"
     last = view.replies()[-1:]
     return "refusal" if last and last[0] in view.refusals else "stop"

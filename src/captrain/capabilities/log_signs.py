@@ -40,7 +40,7 @@ def looped_to_the_end(view: RolloutView) -> Iterator[LogSign]:
         return
     streak = [*takewhile(lambda act: act.equals(view.acts[-1]) and act.result == view.acts[-1].result, view.acts[::-1])]
     if len(streak) >= CALLS:
-        evidence = f"{streak[0]} was called {len(streak)} times in a row with the same result, and then nothing follows"
+        evidence = f"{streak[0]} was called {len(streak)} times in a row with the same result, and nothing follows"
         yield streak[-2].message, evidence, (streak[0].tool,)
 
 
@@ -142,4 +142,4 @@ def transfer_not_due(view: RolloutView) -> Iterator[LogSign]:
     # If passed rollouts also make transfers that their references do not make, no answer was required.
     is_answer = not (repair.edits or repair.passes or handover.tool in view.context.needless_transfers)
     if is_answer or any(edit.kind == "insert" for edit in repair.edits):
-        yield handover.message, f"{handover} was called where the reference hands nothing over", (handover.tool,)
+        yield handover.message, f"{handover} was called; the reference makes no transfer", (handover.tool,)

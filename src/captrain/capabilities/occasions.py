@@ -98,7 +98,10 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
     """
     if view.is_idle:
         yield Occasion(
-            True, f"{view.expected[0]} was never made, nor anything else", view.last, (view.expected[0].tool,)
+            True,
+            f"the agent did nothing; the reference starts with {view.expected[0]}",
+            view.last,
+            (view.expected[0].tool,),
         )
     for pair in view.pairs:
         if not pair.guards or pair.write is None:
@@ -117,7 +120,7 @@ def missing_lookups(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]
                     pair.guards,
                 )
     for act, tools in _unread(view):
-        evidence = f"{act} without reading the record first, after which the reference changes nothing"
+        evidence = f"{act} without reading the record first; the reference changes nothing"
         yield Occasion(True, evidence, act.message, (*tools, act.tool), tuple(act.record))
 
 
@@ -149,7 +152,7 @@ def records(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
         if names:
             compared = [name for name in names if name in goal.names]
             wrong = any(not same(goal.record[name], write.record.get(name)) for name in compared)
-            judgement = f"where {goal} was meant" if wrong else "on the record that was meant"
+            judgement = f"instead of {goal}" if wrong else "on the right record"
             # Repeating a record that the user named does not show that the agent can find a record.
             if not wrong and not pair.derived:
                 continue
@@ -164,7 +167,7 @@ def operations(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
             continue
         if view.has_looked(pair):
             wrong = write.tool != pair.goal.tool
-            evidence = f"{write}, {'where ' if wrong else ''}{pair.goal} was the right operation"
+            evidence = f"{write} instead of {pair.goal}" if wrong else f"{write} uses the right operation"
             yield Occasion(wrong, evidence, write.message, (pair.goal.tool,))
 
 
@@ -211,7 +214,7 @@ def extra_writes(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     for act in view.extras:
         if act not in unread and not _overruled(view, act) and not _forbidden(view, act):
             twice = sum(write.tool == act.tool and same(write.record, act.record) for write in view.writes) > 1
-            evidence = f"{act} was {'done twice' if twice else 'none of the reference'}"
+            evidence = f"{act} was {'done twice' if twice else 'not in the reference'}"
             yield Occasion(True, evidence, act.message, (act.tool,), tuple(act.arguments))
     for pair in view.pairs:
         if pair.write is not None:
@@ -224,7 +227,7 @@ def declined_requests(view: RolloutView, values: Vocabulary) -> Iterator[Occasio
         return
     for act in view.extras:
         if _forbidden(view, act):
-            evidence = f"{act} was made, which the reference leaves undone"
+            evidence = f"{act} was called; the reference does not call it"
             yield Occasion(True, evidence, act.message, (act.tool,), tuple(act.arguments))
     if not view.pairs and not view.writes:
         yield Occasion(False, "nothing was changed, as in the reference", view.last)
@@ -253,7 +256,7 @@ def invalid_calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """Arises for each tool call and each malformed call."""
     for index, message in enumerate(view.messages):
         if is_malformed(message):
-            yield Occasion(True, "a call that is not well formed, left as text", index)
+            yield Occasion(True, "a malformed call, left as text", index)
     for act in view.acts:
         lacking = act.failed
         if lacking:
@@ -283,7 +286,7 @@ def hand_over(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     is_left_out = any(pair.write is None for pair in view.pairs)
     if is_due or is_left_out or not (view.expected_final or view.pairs):
         return
-    evidence = f"ends with {handover}, which was not due" if handover else "nothing was handed over"
+    evidence = f"ends with {handover}; the reference makes no transfer" if handover else "no transfer to a human"
     yield Occasion(handover is not None, evidence, handover.message if handover else view.last)
 
 
@@ -354,7 +357,7 @@ def writes_due(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
 def calls(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     """Arises for each call of the rollout."""
     for act in view.acts:
-        yield Occasion(False, f"{act} was made", act.message, (act.tool,))
+        yield Occasion(False, f"{act} was called", act.message, (act.tool,))
 
 
 def milestone_reads(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
@@ -373,7 +376,7 @@ def _milestone_calls(view: RolloutView, kinds: Collection[str]) -> Iterator[Occa
             calls = _calls(view, milestone)
             # A call with other arguments is left to `milestone_arguments`.
             lacking = score < MET and not calls
-            evidence = f"{milestone.tool} was {'never' if lacking else ''} called"
+            evidence = f"{milestone.tool} was {'never ' * lacking}called"
             yield Occasion(lacking, evidence, calls[-1].message if calls else view.last, (milestone.tool,))
 
 
@@ -382,7 +385,7 @@ def milestone_arguments(view: RolloutView, values: Vocabulary) -> Iterator[Occas
     for milestone, score in _reachable(view):
         for call in _calls(view, milestone)[-1:]:
             expected = milestone.arguments
-            expectation = f", where {text_of(expected)[:EXCERPT]} was asked for" if expected and score < MET else ""
+            expectation = f"; the milestone expects {text_of(expected)[:EXCERPT]}" if expected and score < MET else ""
             wrong = [name for name, value in expected.items() if not same(call.arguments.get(name), value)]
             yield Occasion(score < MET, f"{call}{expectation}", call.message, (call.tool,), tuple(wrong))
 
@@ -411,7 +414,7 @@ def minefields(view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
     for milestone, score in view.milestones:
         if milestone.is_minefield:
             acts, act = _calls(view, milestone) or view.writes, milestone.tool or _state(milestone)
-            evidence = f"{act}, which was to be left out, {'happened' if score < MET else 'did not happen'}"
+            evidence = f"the task forbids {act}, which {'happened' if score < MET else 'did not happen'}"
             yield Occasion(score < MET, evidence, acts[-1].message if acts else view.last)
 
 

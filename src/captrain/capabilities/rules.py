@@ -59,25 +59,25 @@ class Cause:
         occasions: functions that find the occasions in a rollout. They also decide its label: LACKING if one
             went wrong.
         step: see `GoalPattern`; None if no reference call shows the cause.
-        line: a line for the prompt that warns of the cause; "" if a warning does not help.
+        prompt_line: a line for the prompt that warns of the cause; "" if a warning does not help.
         of_agent: whether the agent is to blame.
         needs_values: whether the functions need the values that references tell users.
         further_occasions: functions that only find occasions, for causes whose label a rule decides.
-        deed: what an agent with this cause does.
+        mistake: what an agent with this cause does.
         is_unreferenced: whether the occasions are found without a reference. Such an occasion alone shows a lapse, not
             the cause.
     """
 
     name: str
     description: str
-    na_evidence: str = "no program finds it beside a reference"
+    na_evidence: str = "a program cannot tell it from the reference"
     occasions: Sequence[Occasions] = ()
     step: GoalPattern | None = None
-    line: str = ""
+    prompt_line: str = ""
     of_agent: bool = True
     needs_values: bool = False
     further_occasions: Sequence[Occasions] = ()
-    deed: str = ""
+    mistake: str = ""
     is_unreferenced: bool = False
 
     def find(self, view: RolloutView, values: Vocabulary) -> Iterator[Occasion]:
@@ -107,29 +107,29 @@ CAUSES = {
         (occasions.missing_lookups, occasions.milestone_reads),
         GoalPattern("order"),
         "Before you say that something cannot be looked up, or act on it, try every tool that might show it.",
-        deed="acts without a look-up that it needs first",
+        mistake="acts without a look-up that it needs first",
     ),
     "incomplete_search": Cause(
         "Incomplete search",
         "Looks at all records that a request may mean, not only at the first.",
-        line="When a request may concern any of several records, open all of them before you answer.",
+        prompt_line="When a request may concern any of several records, open all of them before you answer.",
         further_occasions=(occasions.reads_due,),
-        deed="looks at some records and misses the right one",
+        mistake="looks at some records and misses the right one",
     ),
     "unverified_claim": Cause(
         "Unverified claim",
         "Checks what the user says against the records before acting on it.",
-        line="Never act on what the user says of a record: read it first, and correct the user where it differs.",
+        prompt_line="Never act on what the user says of a record: read it first. Correct the user where it differs.",
         further_occasions=(occasions.missing_lookups,),
-        deed="acts on what the user says without checking it",
+        mistake="acts on what the user says without checking it",
     ),
     "missing_confirmation": Cause(
         "Missing confirmation",
         "Asks the user for what is missing, and for consent, before acting.",
         "the reference asks nothing first",
         (occasions.first_question,),
-        line="Before any change, list it with all its details and wait for the user's yes.",
-        deed="acts without asking the user first",
+        prompt_line="Before any change, list it with all its details and wait for the user's yes.",
+        mistake="acts without asking the user first",
     ),
     "wrong_record": Cause(
         "Wrong record",
@@ -137,15 +137,15 @@ CAUSES = {
         "no write on a record",
         (occasions.records,),
         GoalPattern("argument"),
-        deed="acts on the wrong record",
+        mistake="acts on the wrong record",
     ),
     "undue_compliance": Cause(
         "Undue compliance",
         "Declines what the policy forbids, even when the user asks for it.",
         "nothing to decline is known",
         (occasions.declined_requests, occasions.minefields),
-        line="Before any change, name the rule that allows it and the record that meets it; if there is none, decline.",
-        deed="does something that the policy forbids",
+        prompt_line="Before a change, name the rule that allows it and the record that meets it; decline if none does.",
+        mistake="does something that the policy forbids",
     ),
     "wrong_operation": Cause(
         "Wrong operation",
@@ -153,14 +153,14 @@ CAUSES = {
         "no write on the right record that the reference does not read first",
         (occasions.operations,),
         GoalPattern("write"),
-        deed="chooses the wrong operation",
+        mistake="chooses the wrong operation",
     ),
     "wrong_computation": Cause(
         "Wrong computation",
         "Works out sums, counts and choices rightly.",
         further_occasions=(occasions.values_of_writes,),
         step=GoalPattern("argument", by_user=False),
-        deed="computes a value wrongly",
+        mistake="computes a value wrongly",
     ),
     "wrong_argument": Cause(
         "Wrong argument",
@@ -168,14 +168,14 @@ CAUSES = {
         "no write by the right tool, and no call that a milestone asks for",
         (occasions.values_of_writes, occasions.milestone_arguments),
         GoalPattern("argument"),
-        deed="gives a call the wrong value",
+        mistake="gives a call the wrong value",
     ),
     "fabricated_fact": Cause(
         "Fabricated fact",
         "Names only what the user or a tool has said.",
-        line="Use only identifiers and facts that stand in a tool's result or in the user's words.",
+        prompt_line="Use only identifiers and facts from a tool's result or from the user's words.",
         further_occasions=(occasions.calls,),
-        deed="uses a value that it made up",
+        mistake="uses a value that it made up",
     ),
     "extra_write": Cause(
         "Unneeded operation",
@@ -184,7 +184,7 @@ CAUSES = {
         (occasions.extra_writes,),
         GoalPattern("write"),
         "Make each change once, and only those that the user asked for.",
-        deed="changes something that was not asked for",
+        mistake="changes something that was not asked for",
     ),
     "invalid_call": Cause(
         "Invalid call",
@@ -192,16 +192,16 @@ CAUSES = {
         "no call was made",
         (occasions.invalid_calls,),
         GoalPattern("argument"),
-        deed="makes an invalid call and does not correct it",
+        mistake="makes an invalid call and does not correct it",
         is_unreferenced=True,
     ),
     "partial_refusal": Cause(
         "Undue refusal",
         "Does what is asked for and allowed, and does not refuse it.",
         step=GoalPattern("write"),
-        line="Before you refuse a request, name the rule that forbids it; if there is none, carry the request out.",
+        prompt_line="Before you refuse a request, name the rule that forbids it; if none does, do what was asked.",
         further_occasions=(occasions.writes_due,),
-        deed="refuses what it should do",
+        mistake="refuses what it should do",
     ),
     "missing_write": Cause(
         "Omitted operation",
@@ -210,46 +210,46 @@ CAUSES = {
         (occasions.missing_writes, occasions.milestone_writes, occasions.milestone_states),
         GoalPattern("several"),
         "List the operations of a request, and do not close before each is done.",
-        deed="leaves out an operation",
+        mistake="leaves out an operation",
     ),
     "missing_information": Cause(
         "Missing information",
         "Tells the user what was asked for, as the tools return it.",
         "the reference tells no value that tools return",
         (occasions.told_values, occasions.milestone_words),
-        line="Before you close, answer every question of the user with the value that the tools returned.",
+        prompt_line="Before you close, answer every question of the user with the value that the tools returned.",
         needs_values=True,
-        deed="does not tell what was asked for",
+        mistake="does not tell what was asked for",
     ),
     "loop": Cause(
         "Loop",
         "Goes on when a call has done its work, instead of repeating it.",
-        line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
+        prompt_line="When a call has succeeded, report the outcome; never repeat a call with the same arguments.",
         further_occasions=(occasions.calls,),
-        deed="repeats itself until it is cut off",
+        mistake="repeats itself until it is cut off",
     ),
     "over_escalation": Cause(
-        "Undue hand-over",
-        "Handles what it can handle itself, and says no where the answer is no, instead of handing over.",
-        "nothing is handed over, or that is due",
+        "Unneeded transfer",
+        "Handles what it can handle itself, and says no where the answer is no, instead of transferring to a human.",
+        "no transfer to a human, or the reference makes one, too",
         (occasions.hand_over,),
-        line="Hand over only what no tool of yours can do; where the policy says no, say no yourself.",
-        deed="transfers to a human what it could do itself",
+        prompt_line="Transfer to a human only what no tool of yours can do; where the policy says no, say no yourself.",
+        mistake="transfers to a human what it could do itself",
     ),
     "missing_escalation": Cause(
-        "Missing hand-over",
-        "Hands over what it cannot handle.",
-        "the reference hands nothing over",
+        "Missing transfer",
+        "Transfers to a human what it cannot handle.",
+        "the reference makes no transfer to a human",
         (occasions.escalation,),
-        line="Hand over when the policy says so, by the tool that does it.",
-        deed="does not transfer to a human when it should",
+        prompt_line="Transfer to a human when the policy says so, with the tool for it.",
+        mistake="does not transfer to a human when it should",
     ),
     "premature_stop": Cause(
         "Premature stop",
         "Ends the conversation when all is done, with a message to the user.",
-        "it ends with a hand-over",
+        "it ends with a transfer to a human",
         (occasions.last_words,),
-        deed="stops before all is done",
+        mistake="stops before all is done",
         is_unreferenced=True,
     ),
     "reply_wording": Cause(
@@ -258,7 +258,7 @@ CAUSES = {
         "no last message, or one that lacks the information asked for",
         (occasions.reply_wording,),
         needs_values=True,
-        deed="words its last message differently from the reference",
+        mistake="words its last message differently from the reference",
     ),
 }
 """Cause by id. Roots come before the symptoms that follow from them."""

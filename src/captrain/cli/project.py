@@ -33,8 +33,7 @@ def run(
 ) -> None:
     """Run the pipeline, or resume it: print a forecast, a line for each finished stage, and the results.
 
-    The base and TRACE are evaluated first, and their table is printed before the baselines run. `dvc repro` runs the
-    same stages.
+    It prints the rows of the base and of TRACE before the baselines run. `dvc repro` runs the same stages.
     """
     root = project_root()
     os.chdir(root)

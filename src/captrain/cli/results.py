@@ -89,8 +89,8 @@ def verify(
     if upgrade := projects.pending_upgrade(root):
         count = len(upgrade.changed) + len(upgrade.added) + len(upgrade.removed)
         print_all(
-            f"captrain {upgrade.after} is installed and captrain.yaml names {upgrade.before}. They differ in "
-            f"{counted(count, 'stage')}, which do not run before `captrain upgrade`. `captrain upgrade --dry-run` "
+            f"The installed captrain ({upgrade.after}) and captrain.yaml ({upgrade.before}) differ in "
+            f"{counted(count, 'stage')}, which cannot run until `captrain upgrade`. `captrain upgrade --dry-run` "
             "lists what it makes stale."
         )
     if not verification.holds and not complete:

@@ -25,7 +25,7 @@ from captrain.comparison.baselines.baseline import (
 from captrain.comparison.baselines.registry import acting_stages, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import IndexEntry, Rollout, read_index, read_json
+from captrain.records import IndexEntry, Rollout, counted, read_index, read_json
 from captrain.run import repro
 
 ADAPTERS = "adapters"
@@ -192,7 +192,7 @@ def spending(
     for name in names:
         if name not in (IDLE, BASE) and totals[name] != totals[TRACE] and not unequal_total(name):
             raise UserError(
-                f"TRACE spent {totals[TRACE]} rollouts and {name} {totals[name]}: not comparable",
+                f"TRACE spent {counted(totals[TRACE], 'rollout')} and {name} {totals[name]}: not comparable",
                 "give both the same total (TRACE's includes diagnosis and calibration) and run "
                 f"`{repro(name if name in baselines() else 'adapters')}`",
             )

@@ -21,14 +21,14 @@ from captrain.statistics import Design, tasks_needed
 
 MARGIN = 0.02
 """Rates of 0 and 1 are replaced by rates this far from them: a test of two certain outcomes needs no power."""
-DEEDS = {
+MISTAKES = {
     "made": "does not call {0}",
     "equal": "calls {0} with the wrong {1}",
     "instead": "makes another call instead of {0}",
     "beyond": "calls {0} where it should not",
     "told": "does not tell {0}",
     "ended": "ends too early",
-    "order": 'shows the pattern "{0}"',
+    "order": "{0}",
     "suspect": "is scored against {0}",
 }
 """What the agent does, by the kind of step that is to be repaired."""
@@ -67,7 +67,7 @@ class _Remedies:
         """Actions and command against a cause: a line for the prompt if there is one, then training if selected."""
         is_new = cause not in self.named
         self.named.add(cause)
-        line = next((line for line in (*lines, CAUSES[cause].line if cause else "") if line), "")
+        line = next((line for line in (*lines, CAUSES[cause].prompt_line if cause else "") if line), "")
         actions = [f'add to the prompt: "{line}"'] if line else []
         if cause not in self.training or not is_new:
             return actions, ""
@@ -134,11 +134,11 @@ def _about_unexplained(account: Account) -> list[Advice]:
     return []
 
 
-def deed_of(fix: Fix) -> str:
+def mistake_of(fix: Fix) -> str:
     """Describe what the agent does wrong at a step, with up to one other step of the same failures."""
-    keys = [fix.key, *fix.halves]
-    deeds = [CAUSES[key[1]].deed if key[0] == "cause" else DEEDS[key[0]].format(*key[1:]) for key in keys]
-    return ", and ".join(deeds[:2]) + (f", and {len(deeds) - 2} more" if len(deeds) > 2 else "")
+    keys = [fix.key, *fix.with_same_failures]
+    mistakes = [CAUSES[key[1]].mistake if key[0] == "cause" else MISTAKES[key[0]].format(*key[1:]) for key in keys]
+    return ", and ".join(mistakes[:2]) + (f", and {len(mistakes) - 2} more" if len(mistakes) > 2 else "")
 
 
 def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
@@ -157,11 +157,11 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
     ]
     example, summary = fix.example, "; ".join(filter(None, facts))
     if fix.key == REFERENCE:
-        return Advice(deed_of(fix), [CHECK_REFERENCES], "", summary, "", f"{fix.place}: {example.evidence}")
+        return Advice(mistake_of(fix), [CHECK_REFERENCES], "", summary, "", f"{fix.place}: {example.evidence}")
     quotation = f"{example.evidence}; {example.quote}" if example.quote else example.evidence
     place = f"{fix.place}, message {example.message}: {quotation}"
     actions, command = remedies.of(cause, lines)
-    return Advice(deed_of(fix), actions, command, summary, titled(cause) if cause else "", place)
+    return Advice(mistake_of(fix), actions, command, summary, titled(cause) if cause else "", place)
 
 
 def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies) -> Advice:
@@ -177,12 +177,12 @@ def _about_cause(account: Account, entry: CandidateAccount, remedies: _Remedies)
     if tally and tally.example and (first := tally.example.primary):
         example = f"{tally.example.place}, message {first.message}: {first.evidence}"
     actions, command = remedies.of(name, []) if entry["selected"] else (_open_question(account, entry), "")
-    return Advice(CAUSES[name].deed, actions, command, facts, titled(name), example)
+    return Advice(CAUSES[name].mistake, actions, command, facts, titled(name), example)
 
 
 def _open_question(account: Account, entry: CandidateAccount) -> list[str]:
     """List what to do about a cause that was not selected."""
-    gap, passed, line = entry["gap"], entry["er_passed"], CAUSES[entry["id"]].line
+    gap, passed, line = entry["gap"], entry["er_passed"], CAUSES[entry["id"]].prompt_line
     reminder = [f'a line in the prompt costs little: "{line}"'] if line else []
     if gap is None or passed is None:
         return ["add passed rollouts of such tasks to the logs: there are none to compare with", *reminder]
@@ -197,7 +197,7 @@ def _open_question(account: Account, entry: CandidateAccount) -> list[str]:
     least = max(least, FEW)  # fewer conclude nothing, however large the gap is
     if least <= count:
         return [f"no training yet: {entry['reason']}", *reminder]
-    return [f"too few rollouts to conclude: collect {least - count} more that pass and as many that fail", *reminder]
+    return [f"too few rollouts to conclude: collect {least - count:,} more that pass and as many that fail", *reminder]
 
 
 def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[str, str]:
@@ -205,8 +205,8 @@ def _training(name: str, writer: Writer | None, folder: Path | None) -> tuple[st
     command = f"captrain synthesize {name} --diagnosis {quote(str(folder or 'DIR'))} --out environments"
     if writer == "program":
         return "", command
-    model = "MODEL, the language model that writes the environment"
+    model = "MODEL: the language model that writes the environment"
     if writer == "model":
-        return f": name {model}", f"{command} --model MODEL"
-    schemas = "FILE, a JSON list of your tools' schemas, which the logs lack"
-    return f": name {schemas}, and {model}", f"{command} --tools FILE --model MODEL"
+        return f". {model}", f"{command} --model MODEL"
+    schemas = "FILE: a JSON list of your tools' schemas, which the logs lack"
+    return f". {schemas}. {model}", f"{command} --tools FILE --model MODEL"

@@ -212,9 +212,9 @@ class Account:
 
     standings: rollouts by their part in the comparison. passed, failed: of the compared ones. tasks: their first `FEW`
     tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. unreferenced: rollouts
-    with neither reference nor milestones. unproven: rollouts whose world failed to replay them. unplayed: the first of
-    these. left_out: the first rollouts left out, by standing. seen: observations by name. doubts: likewise why passed
-    rollouts should not have passed.
+    with neither reference nor milestones. unproven: rollouts whose world failed to replay them; then the first of them.
+    left_out: the first rollouts left out, by standing. seen: observations by name. doubts: likewise why passed rollouts
+    should not have passed.
     """
 
     standings: Counter[Standing] = field(default_factory=Counter[Standing])
@@ -226,7 +226,7 @@ class Account:
     causes: dict[str, CauseTally] = field(default_factory=dict[str, CauseTally])
     unreferenced: int = 0
     unproven: int = 0
-    unplayed: DiagnosedRollout | None = None
+    first_unproven: DiagnosedRollout | None = None
     left_out: dict[Standing, list[DiagnosedRollout]] = field(default_factory=dict[Standing, list[DiagnosedRollout]])
     seen: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
     doubts: dict[str, ObservationTally] = field(default_factory=dict[str, ObservationTally])
@@ -234,9 +234,9 @@ class Account:
     @property
     def unproven_note(self) -> str:
         """A sentence on the rollouts that could not be replayed; "" if there are none."""
-        if self.unplayed is None:
+        if self.first_unproven is None:
             return ""
-        reason = f"{self.unplayed.place}: {self.unplayed.unproven}"
+        reason = f"{self.first_unproven.place}: {self.first_unproven.unproven}"
         count = counted(self.unproven, "rollout")
         return f"{count} could not be replayed, so their causes are not proven. The first is {reason}"
 
@@ -250,7 +250,7 @@ class Account:
         self.standings[row.standing] += 1
         self.unreferenced += not has_solution(rollout)
         if row.unproven:
-            self.unproven, self.unplayed = self.unproven + 1, self.unplayed or row
+            self.unproven, self.first_unproven = self.unproven + 1, self.first_unproven or row
         if row.standing == "contrasted":
             self.tasks |= {row.task} if len(self.tasks) < FEW else set()
             self.passed += row.outcome == "passed"

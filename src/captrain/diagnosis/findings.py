@@ -93,7 +93,7 @@ class Fix:
 
     counts: of failures that need the step (failures), that need only this step (alone), that need it by replay
     (proven), and of passed rollouts with the fault (passed). mark: sum of one random number per failure, equal for
-    steps with the same failures. halves: other steps with exactly the same failures.
+    steps with the same failures. with_same_failures: these other steps.
     causes: the primary causes of these failures. lookups: read tools that were skipped. values: of their tasks. kinds:
     the kinds of task that are over-represented, with their numbers. example: the fault of one failure, at `place`.
     """
@@ -103,7 +103,7 @@ class Fix:
     example: Fault
     counts: Counter[str] = field(default_factory=Counter[str])
     mark: int = 0
-    halves: list[Key] = field(default_factory=list[Key])
+    with_same_failures: list[Key] = field(default_factory=list[Key])
     causes: Counter[str] = field(default_factory=Counter[str])
     lookups: Counter[str] = field(default_factory=Counter[str])
     values: Counter[Key] = field(default_factory=Counter[Key])
@@ -213,7 +213,7 @@ class Collection:
         for fix in first:
             # Steps with exactly the same failures are reported as one.
             if whole.setdefault(fix.mark, fix) is not fix:
-                whole[fix.mark].halves.append(fix.key)
+                whole[fix.mark].with_same_failures.append(fix.key)
         first = [*whole.values()][:FIXES]
         for fix in first:
             fix.kinds = self._kinds(fix)
@@ -303,7 +303,7 @@ def _fault_of(lack: Lack) -> Fault:
     """Make a fault from a need that a contrast of passed and failed rollouts shows."""
     row, causes = lack.need.association, {"missing_lookup", "extra_write", "invalid_call", "fabricated_fact"}
     line = prompt_line(row.key) if lack.need.kind in causes and not row.holds else ""
-    key = ("order", row.name, line)
+    key = ("order", row.mistake, line)
     return Fault(key=key, message=lack.message, evidence=lack.need.evidence, grade=Grade.CONTRAST)
 
 

@@ -411,7 +411,7 @@ def _ranking(diagnosis: Diagnosis) -> ReportTable:
                     entry["id"],
                     CAUSES[entry["id"]].name,
                     gap,
-                    f"{low} to {high}",
+                    "-" if entry["gap_low"] is None else f"{low} to {high}",
                     coverage,
                     *among,
                     runs,

@@ -463,7 +463,7 @@ def _passes(spec: Spec, root: Path, count: int) -> str:
                 policy, target, tasks, purpose="diagnosis", seed=spec.seed, journals=Path(journals), quiet=True
             )
         except InfrastructureError as error:
-            raise UserError(f"cannot play: {error}", "repair what it names, and try again") from None
+            raise UserError(f"cannot play: {error}", "fix what it names, and try again") from None
     passed = sum(rollout.outcome == "passed" for rollout in rollouts)
     detail = f"passes {passed} of {counted(len(rollouts), 'discovery task')}"
     lessons = "set base.demonstrations._target_=MODULE:CLASS to dialogues of this benchmark, or raise base.steps"

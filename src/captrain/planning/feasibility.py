@@ -57,7 +57,7 @@ def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
             spec.exploring().settings().get("temperature") == 0,
             Refusal(
                 "environments.temperature",
-                "policy.temperature = 0 in training, too: all rollouts of a group are equal and teach nothing",
+                "policy.temperature = 0 also holds in training: all rollouts of a group are equal and teach nothing",
                 "set environments.temperature=1.0",
             ),
         ),
@@ -66,8 +66,8 @@ def _rollouts(spec: Spec) -> list[tuple[bool, Refusal]]:
             Refusal(
                 "environments.seeds",
                 f"adapters.rollouts = {spec.adapters.rollouts} in groups of {group_size} and environments.groups = "
-                f"{groups} need {counted(tasks, 'task')} of an environment; its passport covers environments.seeds = "
-                f"{seeds}",
+                f"{groups} need {counted(tasks, 'task')} of an environment; its passport covers only "
+                f"environments.seeds = {seeds}",
                 f"set environments.seeds={tasks}, or lower adapters.rollouts",
             ),
         ),
@@ -84,7 +84,7 @@ def _benchmark(spec: Spec) -> list[Refusal]:
             found.append(Refusal("benchmark", error.problem, error.remedy))
         except InfrastructureError as error:
             problem = f"{spec.benchmark.target} does not answer: {error}"
-            found.append(Refusal("benchmark", problem, "repair the environment"))
+            found.append(Refusal("benchmark", problem, "fix the benchmark"))
     return [*dict.fromkeys(found)]
 
 
@@ -111,9 +111,9 @@ def _synthesis(spec: Spec) -> Iterator[Refusal]:
     if not in_workers(spec.benchmark) and demands_words(load_benchmark(spec.benchmark), EXAMPLES):
         yield Refusal(
             "benchmark",
-            f"the score of {spec.benchmark.target} asks for words that nobody tells the agent: no environment derived "
+            f"the score of {spec.benchmark.target} requires words that the agent is never told: no environment derived "
             "from it would earn a passport",
-            "let the policy say them, or score no words; `captrain check-benchmark` counts the tasks",
+            "state them in the policy, or do not score words; `captrain check-benchmark` counts the tasks",
         )
 
 
@@ -297,7 +297,7 @@ def warnings(estimate: RunEstimate, money: float | None) -> list[str]:
     derives = spec.synthesizer.target == TEMPLATES and spec.benchmark.target != EMBEDDED
     scripted = spec.benchmark.settings().get("user", "") is None
     texts = {
-        f"nobody has measured rollouts by {spec.policy.target} in {spec.benchmark.target}: counts only": (
+        f"rollouts by {spec.policy.target} in {spec.benchmark.target} were never timed, so the plan has counts only": (
             estimate.episode == EpisodeCost()
         ),
         f"the size of {estimate.model} is not known: state it with --parameters, in billions": (

@@ -91,7 +91,7 @@ def _basis(estimate: RunEstimate) -> list[BasisRow]:
     spec, episode = estimate.spec, estimate.episode
     rollout, source = _tokens(episode.agent), episode.source
     if episode == EpisodeCost():
-        rollout, source = "not known", "nobody has measured it"
+        rollout, source = "not known", "not measured yet"
     composed = f"none to {COMPOSED_COLUMNS.value} times the test tasks"
     rows = [
         ("capabilities selected", str(estimate.count), "spec: capabilities.count, at most"),

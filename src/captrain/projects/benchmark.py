@@ -46,12 +46,12 @@ print(task_listing(*json.loads(sys.argv[1])))
 """
 """Program of another process that lists the tasks."""
 UNTOLD = (
-    "lose by other words beside their calls or at the end: no environment derived from such a task earns a passport; "
-    "let the policy say the words, or score none"
+    "lose reward if their words change and their calls stay: no environment derived from such a task earns a "
+    "passport. State the words in the policy, or do not score them"
 )
 NO_REFERENCES = (
-    "without references the programmatic analyst finds what goes with failing alone and no environment is derived "
-    "(analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL)"
+    "the programmatic analyst finds only what correlates with failure, and no environment can be derived. To use a "
+    "language model: analyst=openai analyst.name=MODEL synthesizer=openai synthesizer.name=MODEL"
 )
 START = 120.0
 """Seconds that another process may take to start on a busy machine."""
@@ -144,7 +144,7 @@ def _plain(value: T, what: str) -> T:
 def _test_members(benchmark: ExaminedBenchmark, facts: dict[str, str]) -> None:
     """Test the name, the facts about itself, and the tool schemas."""
     if not isinstance(benchmark.name, str):
-        raise EnvironmentFault(f"name is {benchmark.name!r}", "name the benchmark by a text")
+        raise EnvironmentFault(f"name is {benchmark.name!r}", "set name to a string")
     _plain(benchmark.about, "about")
     names: list[str] = []
     for tool in _plain(benchmark.tools, "tools"):
@@ -153,7 +153,7 @@ def _test_members(benchmark: ExaminedBenchmark, facts: dict[str, str]) -> None:
                 names.append(name)
             case _:
                 raise EnvironmentFault(
-                    f"tools: {str(tool)[:60]!r} is not a function schema of its own",
+                    f"tools: {str(tool)[:60]!r} is not a function schema, or repeats a name",
                     'write {"type": "function", "function": {"name", "description", "parameters": {"type": "object"}}}',
                 )
     facts["tools"] = ", ".join(names)
@@ -171,8 +171,8 @@ def _test_tasks(benchmark: ExaminedBenchmark, split: Split, count: int, facts: d
         _plain(task.data, f"the data of task {task.id}")
     if tasks != again or fewer != tasks[: count // 2]:
         raise EnvironmentFault(
-            f"tasks on split {split} are others when listed again, or when fewer are listed",
-            "let a task depend on its split and number alone: draw from random.Random(seed), anew",
+            f"tasks on split {split} change when they are listed again, or when fewer are listed",
+            "make each task depend only on its split and number: create a new random.Random(seed) for each",
         )
     return tasks
 
@@ -186,8 +186,8 @@ def _test_splits(tasks: Mapping[Split, Sequence[Task]]) -> None:
         shared, least = contents[0] & contents[1], min(map(len, contents))
         if ids[0] & ids[1] or (least and len(shared) > least / 2):
             raise EnvironmentFault(
-                f"tasks: {len(shared)} of {least} of {second} are those of {first}, and {len(ids[0] & ids[1])} ids",
-                "splits never mix: draw other content for each split, or a test measures what was trained on",
+                f"tasks: {len(shared)} of {least} in {second} are also in {first}, and {len(ids[0] & ids[1])} ids",
+                "make the tasks of each split different: a test must not measure what was trained on",
             )
 
 
@@ -211,12 +211,12 @@ def _test_other_process(
         process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         text = f"tasks do not come in another process within {seconds:.0f} s"
-        raise EnvironmentFault(text, "list tasks in less, or raise --limit") from None
+        raise EnvironmentFault(text, "make tasks() faster, or raise --limit") from None
     if process.returncode or process.stdout.strip().splitlines()[-1:] != [_listing(tasks)]:
         last = "".join(process.stderr.strip().splitlines()[-1:])
         raise EnvironmentFault(
             f"tasks fail in another process: {last}" if process.returncode else "tasks are others in another process",
-            "let a task depend on settings, split and number alone: no hash(), no set order, no clock, no file",
+            "make each task depend only on settings, split and number: no hash(), set order, clock or file",
         )
 
 
@@ -240,7 +240,7 @@ def _test_plays(benchmark: ExaminedBenchmark, tasks: Sequence[Task], facts: dict
                     if score.reward != 1 or not score.success:
                         raise EnvironmentFault(
                             f"reference on {task.id} scores {score.reward}, success {score.success}",
-                            "make reference and score agree: played in order it is 1",
+                            "make reference and score agree: the reference, played in order, must score 1",
                         )
                     # Does it lose by words that nobody told the agent?
                     words = in_other_words(actions, record, random.Random(task.id))
@@ -263,7 +263,7 @@ def _solution(benchmark: ExaminedBenchmark, task: Task) -> list[Message]:
     if not isinstance(reference, list) or any(message["role"] != "assistant" for message in reference):
         raise EnvironmentFault(
             f"reference on {task.id} is {str(reference)[:60]!r}",
-            "return the assistant messages of a solution, [] for none known",
+            "return the assistant messages of a solution, or [] if none is known",
         )
     return reference
 
@@ -292,14 +292,14 @@ def _play(benchmark: ExaminedBenchmark, task: Task, actions: Sequence[Message]) 
     record, again = (_plain(benchmark.play(task, actions), f"step on {task.id}: an answer") for _ in range(2))
     if record != again:
         raise EnvironmentFault(
-            f"step on {task.id} answers otherwise when the same messages are played again",
-            "draw from the task or from open's `key`, never from a clock or a shared state",
+            f"step on {task.id} answers differently when the same messages are played again",
+            "draw from the task or from open's `key`, not from a clock or from shared state",
         )
     if any(first["role"] == second["role"] == "assistant" for first, second in pairwise(record)):
         raise EnvironmentFault(
-            f"step on {task.id} answers nothing and goes on", "answer each message, or end the episode: True"
+            f"step on {task.id} returned no message and did not end the episode", "answer each message, or return True"
         )
     score, again = (benchmark.score(task, record) for _ in range(2))
     if score != again:
-        raise EnvironmentFault(f"score on {task.id} differs when asked again", "score the task and the messages alone")
+        raise EnvironmentFault(f"score on {task.id} differs when computed again", "use only the task and the messages")
     return record, score

@@ -40,7 +40,7 @@ def export_environment(name: str, root: Path, standard: Standard, out: Path) -> 
     text = path.read_text(errors="replace", encoding="utf-8")
     if (world := world_of(text)) is not None:
         raise UserError(
-            f"{path} narrows {world.target}, which runs in workers of captrain: no package can hold it",
+            f"{path} is derived from {world.target}, which needs worker processes of captrain: it cannot be packaged",
             "train in it here, or export an environment of synthesizer=openai",
         )
     derived = root / "results/spec.yaml"

@@ -6,6 +6,7 @@ project does not have it. There it depends on captrain.yaml, which `captrain upg
 before that.
 """
 
+import difflib
 import logging
 import os
 import runpy
@@ -34,7 +35,6 @@ from captrain.records import (
 from captrain.run import (
     PLACE,
     Spec,
-    alternatives,
     expand_stages,
     files_below,
     reached_code,
@@ -186,7 +186,7 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     recorded = recorded_versions(root)
     if recorded is None:
         raise UserError(
-            f"there is no {VERSIONS} in {root.name}/: its stages depend on the files of captrain themselves",
+            f"there is no {VERSIONS} in {root.name}/: this is captrain's own repository, which needs no upgrade",
             "`dvc status` says what is stale",
         )
     present, text = read_text(root / "dvc.yaml", "restore it from git"), project_pipeline(root)
@@ -348,13 +348,20 @@ def run_stage(root: Path, name: str) -> None:
     local = root / f"stages/{digested(name)}.py"
     if not local.is_file() and name not in shipped_stages():
         names = {*shipped_stages(), *(path.stem for path in local.parent.glob("*.py"))} - {"row"}
-        raise UserError(f"there is no stage {name!r}", alternatives(name, sorted(names)))
+        near = difflib.get_close_matches(name, sorted(names))
+        remedy = f"did you mean {' or '.join(near)}?" if near else "`dvc stage list --name-only` lists the stages"
+        raise UserError(f"there is no stage {name!r}", remedy)
     script = local if local.is_file() else stage_scripts(name)[0]
     recorded = recorded_versions(root)
     if recorded is not None and script != local and recorded.stages.get(digested(name)) != stage_digest(name):
+        problem = (
+            f"stage {name} was recorded with captrain {recorded.captrain}, but {__version__} is installed"
+            if recorded.captrain != __version__
+            else f"the installed code of stage {name} differs from the code that {VERSIONS} records"
+        )
         raise UserError(
-            f"stage {name} of this project was recorded with captrain {recorded.captrain}; another is installed",
-            "run `captrain upgrade`, which names the stale stages; or install the version in captrain.yaml",
+            problem,
+            "`captrain upgrade --dry-run` lists the stages that become stale; `captrain upgrade` accepts the new code",
         )
     sys.argv = [str(script), name]
     runpy.run_path(str(script), run_name="__main__")

@@ -113,7 +113,7 @@ def _draw_cells(axes: Axes, rows: Sequence[ComparisonRow], effects: pd.DataFrame
             change = float(cells[y, x])
             colour = ink(*colormaps[DIVERGING]((change + 1) / 2)[:3])
             axes.text(x, y, f"{change:+.2f}", ha="center", va="center", fontsize=SMALL, color=colour)
-    labels = [arm_label(arm).replace(":", ": ") for arm in arms]
+    labels = [arm_label(arm) for arm in arms]
     axes.set_xticks(range(len(arms)), labels, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), [row["name"] for row in rows])
     axes.grid(visible=False)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
+from rich.text import Text
 
 from captrain.capabilities import titled
 from captrain.comparison import ComparisonRow, grouped
@@ -44,7 +46,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
     """Draw the share of rollouts that lack each capability, and its gap with interval, for each diagnosis."""
     from matplotlib.figure import Figure  # not needed to print the table
 
-    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, body, finish
+    from captrain.reporting.style import COLOURS, MARKERS, NARROW, WIDTH, arm_label, body, finish
 
     width = width or WIDTH
     by_round = grouped(rediscovered(results), "round")
@@ -64,7 +66,7 @@ def rediscovery(results: Path, width: float | None = None) -> "Figure":
         gaps.hlines(
             heights, [row["gap_low"] for row in rows], [row["gap_high"] for row in rows], color=colour, linewidth=1.4
         )
-    shares.set_yticks(range(len(order)), [name.replace("_", " ") for name in order])
+    shares.set_yticks(range(len(order)), [arm_label(name) for name in order])
     shares.set_ylim(len(order) - 0.5, -0.5)
     shares.set_xlabel("share of all rollouts\nthat fail and lack it")
     gaps.set_xlabel("gap,\nwith its interval")
@@ -84,19 +86,24 @@ def _finding(by_round: Mapping[int, Sequence[ComparisonRow]]) -> str:
     )
 
 
-def rediscovery_table(results: Path) -> Table | None:
-    """Tabulate the same, a row for each capability and diagnosis; None if the agent was not diagnosed again."""
+def rediscovery_table(results: Path) -> RenderableType | None:
+    """Tabulate the same, a block for each diagnosis; None if the agent was not diagnosed again."""
     rows = rediscovered(results)
     if not rows:
         return None
-    numbers = ("lacking in", "of failures", "gap", "interval")
-    columns = ("capability", "agent", "selected", *(Column(name, justify="right") for name in numbers))
-    table = Table(*columns, title=TITLE, title_justify="left")
-    for row in sorted(rows, key=lambda row: (row["capability"], row["round"])):
-        interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
-        cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "coverage", "gap")]
-        table.add_row(titled(row["capability"]), _agent(row), "yes" if row["selected"] else "no", *cells, interval)
-    return table
+    numbers = (Column(name, justify="right") for name in ("selected", "lack it", "gap", "interval"))
+    columns = (Column("capability", overflow="fold"), *numbers)
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline")
+    for number, found in grouped(rows, "round").items():
+        agent = f"after round {number}" if number else "base"
+        passed = f"{found[0]['passed']} of {found[0]['passed'] + found[0]['failed']} passed"
+        table.add_row(Text(f"{agent}: {passed}", "bold"))
+        for row in sorted(found, key=lambda row: (-row["lacking"], row["capability"])):
+            interval = "" if np.isnan(row["gap_low"]) else f"{row['gap_low']:.2f} to {row['gap_high']:.2f}"
+            cells = ["" if np.isnan(row[name]) else f"{row[name]:.3f}" for name in ("lacking", "gap")]
+            table.add_row(f"  {titled(row['capability'])}", "yes" if row["selected"] else "no", *cells, interval)
+    note = "lack it: share of all rollouts that fail and lack the capability. gap: error rate of failed minus passed."
+    return Group(Text(TITLE, "bold"), table, Text(note, "dim"))
 
 
 def _agent(row: ComparisonRow) -> str:

@@ -190,7 +190,7 @@ def _rates_table(first: ComparedRun, second: ComparedRun) -> RenderableType:
             cells += [f"{gap:+.3f}", f"{low:+.3f} to {high:+.3f}", verdict]
         table.add_row(rate.label, *cells, *[""] * (5 - len(cells)))
     table.caption = (
-        f"Difference: {second.name} minus {first.name}. Differs: the interval excludes 0; it is not corrected for the "
+        f"Difference: `{second.name}` minus `{first.name}`. Differs: the interval excludes 0, not corrected for the "
         f"number of rows.\n{_pairing(len(pairs), unpaired, reason)}"
     )
     table.caption_justify = "left"

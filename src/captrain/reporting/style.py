@@ -20,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure, SubFigure
 
+from captrain.capabilities import CAUSES
 from captrain.comparison import (
     BASE,
     BEST_SINGLE,
@@ -159,8 +160,12 @@ def look_of(method: str) -> Look:
 
 
 def arm_label(name: str) -> str:
-    """Return the label of a baseline or of a capability's adapter."""
-    return label(name) if name in baselines() else name.replace("_", " ")
+    """Return the label of a baseline, or the title of a capability with the stage of its adapter in brackets."""
+    if name in baselines():
+        return label(name)
+    *stage, capability = name.split(":")
+    title = CAUSES[capability].name if capability in CAUSES else capability.replace("_", " ")
+    return f"{title} ({stage[0].replace('_', ' ')})" if stage else title
 
 
 def ink(red: float, green: float, blue: float) -> str:

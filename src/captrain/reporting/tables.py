@@ -23,6 +23,7 @@ from captrain.comparison import (
     compare_rows,
     evaluation_metrics,
     evaluation_table,
+    grouped,
     headline_methods,
     label,
     supervision,
@@ -56,109 +57,134 @@ COLUMNS = (
 )
 LEDGER = ("method", "purpose", "rollouts", "discarded")
 CAUSAL_HEADINGS = {
-    "claimed": "claimed",
-    "repaired": "repaired",
-    "efficacy": "repaired of claimed",
-    "sole_efficacy": "of sole lacks",
-    "difference": "above other failures",
-    "placebo": "placebo",
-    "specificity": "above placebo",
+    "efficacy": "repaired\nof claimed",
+    "difference": "above other\nfailures",
+    "specificity": "above\nplacebo",
 }
 """Headings of the causal table by column of results/causality/capabilities.csv."""
 CAUSAL_CAPTION = """\
-The base's failed test rollouts, labelled by the analyst of the diagnosis; its adapter on every task.
-claimed: share of the failures with the label; repaired: share of all failures that its adapter repairs there.
-of sole lacks: of failures that lack no other selected capability. Labels are of one trial, rates of the others.
-above other failures: change in pass rate minus that on failures without the label.
-placebo: change by the adapters of the other capabilities, on failures that lack this one and not theirs.
-Intervals by bootstrap over tasks, not corrected for their number."""
+Each adapter alone plays the test tasks, and the base's failures there are labelled.
+claims: share of the failures with the label. repaired of claimed: share of these that pass with the adapter.
+above other failures: change in pass rate minus the change on failures without the label.
+above placebo: change in pass rate minus the change by the adapters of other capabilities.
+Intervals by bootstrap over tasks, not corrected for their number. `captrain report` has all columns."""
 LEFT: Final = "left"
 NO_BOUND = "no bound here"
-"""Remark for an oracle whose rate is below a row that it should bound."""
+"""Verdict on an oracle whose rate is below a row that it should bound."""
 
 
-def table(folder: Path) -> Table:
-    """Render the main table: pass rates, intervals and rollouts spent.
+def table(folder: Path) -> RenderableType:
+    """Render all rows: pass rates with intervals, then what each learns from and spent.
 
     Raises:
         UserError: a file is missing or incomplete.
     """
     main, ledger = evaluation_table(folder, "main", COLUMNS), evaluation_table(folder, "ledger", LEDGER)
     metrics = evaluation_metrics(folder)
-    confidence = metrics.confidence
     if absent := [method for method in metrics.pass_rate if method not in {*main["method"]}]:
         raise UserError(
             f"{folder / 'main.csv'} is not a whole table: {', '.join(absent)} of metrics.json is not in it",
             "run `dvc repro comparison` to make it",
         )
+    methods = headline_methods()
+    others = [method for method in main["method"] if method not in methods and method != IDLE]
+    parts = [_section("Test split, best row first", _all_rates(main, (IDLE, *methods), metrics.confidence))]
+    if others:
+        title = "Other routers, adapters and bounds"
+        parts.append(_section(title, _all_rates(main, others, metrics.confidence)))
+    parts += [Text(_rates_note(main)), Text(), _section("What each row learns from and spent", _spending(main, ledger))]
+    return Group(*parts)
+
+
+def _section(title: str, part: RenderableType, note: str = "") -> Group:
+    """Put a title above a table, and a note and an empty line below."""
+    return Group(Text(title, "bold"), part, *([Text(note, "dim")] if note else []), Text())
+
+
+def _plain_table(*headings: str, left: Sequence[int] = (0,), gap: int = 2) -> Table:
+    """Return a table without borders. Its numbers are right-aligned; columns in `left` are not."""
+    columns = [
+        Column(name, justify=LEFT if place in left else "right", overflow="fold") for place, name in enumerate(headings)
+    ]
+    return Table(*columns, box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="underline")
+
+
+def _all_rates(main: pd.DataFrame, methods: Sequence[str], confidence: float) -> Table:
+    """Tabulate the rates of methods, best first."""
     scored = main.dropna(subset=["mean_reward"])
     # If only success is rewarded, the mean reward equals the pass rate and is left out.
     graded = bool((scored["mean_reward"] - scored["pass_rate"]).abs().gt(1e-6).any())
-    names = ["pass rate", f"{confidence:.0%} interval", "pass^k", *["mean reward"] * graded, "rollouts spent"]
-    columns = ("row", "learns from", *(Column(name, justify="right") for name in names))
-    caption = _caption(main, ledger)
-    final = Table(*columns, title="Test split", caption=caption, title_justify=LEFT, caption_justify=LEFT)
-    passes = main.set_index("method")["pass_rate"]
-    for row in main.to_dict("records"):
-        interval = _interval(row["low"], row["high"])
-        remark = f" ({NO_BOUND})" if row["method"] == ORACLE and row["pass_rate"] < passes[TRACE] else ""
-        cells = [f"{row['label']}{remark}", supervision(row["method"]) or "", _number(row["pass_rate"]), interval]
+    names = ("pass rate", f"{confidence:.0%} interval", "pass^k", *["mean\nreward"] * graded, "rollouts")
+    rates = _plain_table("row", *names)
+    for row in _ranked(main, methods):
+        cells = [row["label"], _number(row["pass_rate"]), _interval(row["low"], row["high"])]
         cells += [_number(row["pass_hat_k"]), *[_number(row["mean_reward"])] * graded]
-        style = "bold" if row["method"] in headline_methods() else "dim"
-        final.add_row(*cells, f"{row['rollouts_spent']:,}", style=style)
-    return final
+        rates.add_row(*cells, f"{row['rollouts_spent']:,}", style="bold" if row["method"] == TRACE else "")
+    return rates
 
 
-def causal_table(folder: Path) -> Table | None:
+def causal_table(folder: Path) -> RenderableType | None:
     """Render the causal test of each capability with an adapter; None if nothing was tested."""
     path = folder / "capabilities.csv"
-    numbers = [f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high")]
+    numbers = ["claimed", *(f"{name}{end}" for name in CAUSAL_HEADINGS for end in ("", "_low", "_high"))]
     rows = read_table(path, columns=["name"], numbers=numbers).to_dict("records") if path.exists() else []
     if not rows:
         return None
-    title = "Does repairing a capability alone repair the failures that were labelled with it?"
-    columns = (Column(heading, justify="right") for heading in CAUSAL_HEADINGS.values())
-    columns = ("capability", *columns)
-    causal = Table(*columns, title=title, caption=CAUSAL_CAPTION, title_justify=LEFT, caption_justify=LEFT)
+    causal = _plain_table("capability", *CAUSAL_HEADINGS.values())
     for row in rows:
         cells = [
             f"{_number(row[name])}\n{_interval(row[f'{name}_low'], row[f'{name}_high'])}" for name in CAUSAL_HEADINGS
         ]
-        causal.add_row(row["name"], *cells)
-    return causal
+        causal.add_row(f"{row['name']}\n  claims {_number(row['claimed'])} of the failures", *cells)
+    title = "Does repairing a capability alone repair the failures that were labelled with it?"
+    return _section(title, causal, CAUSAL_CAPTION)
 
 
 def _interval(low: float, high: float) -> str:
     return "" if np.isnan(low) else f"{low:.3f} to {high:.3f}"
 
 
-def _caption(main: pd.DataFrame, ledger: pd.DataFrame) -> str:
-    """Describe what was played and which rollouts are counted."""
+def _rates_note(main: pd.DataFrame) -> str:
+    """Describe what was played and how the bounds are made."""
     rows = main.to_dict("records")
     methods = [row for row in rows if row["method"] in headline_methods()]
     errors, excluded = sum(row["errors"] for row in methods), max(row["excluded"] for row in methods)
     tasks = counted(max(row["tasks"] for row in methods), "task")
-    lines = [f"{tasks}; intervals by bootstrap over tasks. {_left_out(errors, excluded)}"]
+    lines = [
+        f"{tasks}; intervals by bootstrap over tasks. {_left_out(errors, excluded)}",
+        "pass^k: chance that all k trials of a task pass. rollouts: spent before the evaluation.",
+        "The oracle's choice is made and scored on different trials.",
+    ]
+    passes = {row["method"]: row["pass_rate"] for row in rows}
+    if passes.get(ORACLE, 1.0) < passes[TRACE]:
+        lines.append(
+            "The oracle lies below TRACE, because a task has too few trials: no bound here. Set evaluation.trials=4."
+        )
+    return "\n".join(lines)
+
+
+def _spending(main: pd.DataFrame, ledger: pd.DataFrame) -> RenderableType:
+    """Tabulate what each row learns from, and its rollouts by purpose."""
+    rows = main.to_dict("records")
     spending: dict[str, dict[str, int]] = {}
-    for row in ledger.to_dict("records"):
-        purposes = spending.setdefault("evaluation" if row["purpose"] == "evaluation" else row["method"], {})
-        purposes[row["purpose"]] = purposes.get(row["purpose"], 0) + row["rollouts"]
-        purposes["discarded"] = purposes.get("discarded", 0) + row["discarded"]
+    for entry in ledger.to_dict("records"):
+        purposes = spending.setdefault("evaluation" if entry["purpose"] == "evaluation" else entry["method"], {})
+        purposes[entry["purpose"]] = purposes.get(entry["purpose"], 0) + entry["rollouts"]
+        purposes["discarded"] = purposes.get("discarded", 0) + entry["discarded"]
     evaluation = spending.pop("evaluation", {}).get("evaluation", 0)
+    table = _plain_table("row", "learns from", "own\nrollouts", "spent on", left=(0, 1, 3))
     for method, purposes in spending.items():
         discarded = purposes.pop("discarded")
         parts = " + ".join(f"{count:,} {purpose}" for purpose, count in purposes.items())
-        constant = f", {discarded:,} of them in groups of equal rewards, which train nothing" if discarded else ""
-        lines.append(f"Spent by {label(method)}: {parts}{constant}.")
+        constant = f" ({discarded:,} in constant groups)" if discarded else ""
+        table.add_row(label(method), supervision(method) or "", f"{sum(purposes.values()):,}", f"{parts}{constant}")
     (total,) = {row["rollouts_spent"] for row in rows if row["method"] == TRACE}
     differing = [row for row in rows if row["method"] not in (IDLE, BASE) and row["rollouts_spent"] != total]
-    lines += [f"Unequal total: {row['label']} {unequal_total(row['method'])}." for row in differing]
+    lines = [f"Unequal total: {row['label']} {unequal_total(row['method'])}." for row in differing]
+    lines.append("own rollouts: those that a row shares with TRACE, such as its diagnosis, are listed under TRACE.")
+    lines.append("constant groups: all rewards of the group are equal, so it trains nothing.")
     lines.append(f"Not counted: {evaluation:,} evaluation rollouts. Routers, merging and bounds use TRACE's adapters.")
-    lines.append("The oracle's choice is made and scored on different trials.")
-    passes = {row["method"]: row["pass_rate"] for row in rows}
-    if passes.get(ORACLE, 1.0) < passes[TRACE]:
-        lines.append("It lies below TRACE here, because a task has too few trials: no bound. Set evaluation.trials=4.")
-    return "\n".join(lines)
+    return Group(table, Text("\n".join(lines), "dim"))
 
 
 def _left_out(errors: int, tasks: int) -> str:
@@ -188,8 +214,9 @@ def results(root: Path, *, complete: bool = False) -> RenderableType:
         return _summary(root)
     kinds = evaluation_table(folder, "kinds", KINDS).to_dict("records") if discovery else []
     causal, again = causal_table(root / "results/causality"), rediscovery_table(root / "results")
-    more = [part for part in (_kinds(kinds) if kinds else None, discovery, causal, again) if part]
-    return Group(table(folder), Text(), _paired(folder), *(line for part in more for line in (Text(), part)))
+    described = [part for part in (_kinds(kinds) if kinds else None, discovery) if part]
+    more = [part for part in (causal, again) if part]
+    return Group(table(folder), _paired(folder), *(line for part in described for line in (part, Text())), *more)
 
 
 def _summary(root: Path) -> RenderableType:
@@ -261,24 +288,32 @@ def _compared(differences: pd.DataFrame, firsts: Sequence[str], others: Sequence
     return compared
 
 
-def _paired(folder: Path) -> Table:
-    """Tabulate all paired differences."""
+def _paired(folder: Path) -> RenderableType:
+    """Tabulate all paired differences, grouped by their first row."""
     level = 1 - evaluation_metrics(folder).confidence
-    title = "Paired differences over tasks, in pass rate"
-    paired = Table("difference", "rate", "interval", "p", "verdict", title=title, title_justify="left")
-    for row in evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"):
-        paired.add_row(
-            f"{label(row['first'])} - {label(row['second'])}",
-            f"{row['difference']:+.3f}",
-            f"{row['low']:+.3f} to {row['high']:+.3f}",
-            "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "< 0.001",
-            NO_BOUND if row["first"] == ORACLE and row["difference"] < 0 else verdict(row, level),
-        )
-    paired.caption = (
-        "p: exact sign test over tasks; not given for bounds, which are no single policy\n"
-        "differs: by the interval and, where there is a test, by p after Holm's correction for all tests here"
+    main = evaluation_table(folder, "main", COLUMNS).to_dict("records")
+    passes = {str(row["method"]): float(row["pass_rate"]) for row in main if row["pass_rate"] == row["pass_rate"]}
+    paired = _plain_table("first row, minus", "rate", "interval", "p", "verdict", left=(0, 4), gap=1)
+    pairs = grouped(
+        evaluation_table(folder, "differences", DIFFERENCES).dropna(subset=["difference"]).to_dict("records"), "first"
     )
-    return paired
+    methods = headline_methods()
+    for first in sorted(pairs, key=lambda name: (name not in methods, -passes.get(str(name), -1))):
+        paired.add_row(Text(label(first), "bold"))
+        for row in pairs[first]:
+            is_no_bound = row["first"] == ORACLE and row["difference"] < 0
+            paired.add_row(
+                f"  {label(row['second'])}",
+                f"{row['difference']:+.3f}",
+                f"{row['low']:+.3f} to {row['high']:+.3f}",
+                "" if row["p"] != row["p"] else f"{row['p']:.3f}" if row["p"] >= 0.001 else "<.001",
+                NO_BOUND if is_no_bound else verdict(row, level),
+            )
+    note = (
+        "p: exact sign test over tasks; not given for bounds, which are no single policy.\n"
+        "differs: by the interval and, where there is a test, by p after Holm's correction for all tests here."
+    )
+    return _section("Paired differences over tasks, in pass rate", paired, note)
 
 
 def costs(root: Path) -> RenderableType:
@@ -286,8 +321,9 @@ def costs(root: Path) -> RenderableType:
     from captrain.run import times
 
     seconds_of = times(root)
-    names = ("row", "rollouts", "constant groups", "errors", "tokens read", "written", "wall s", "CPU s", "stages")
-    table = Table(*names, title="What each row spent before the evaluation", title_justify="left")
+    names = ("rollouts", "constant\ngroups", "errors", "tokens\nread", "tokens\nwritten", "wall s", "CPU s")
+    table = _plain_table("row", *names, gap=1)
+    stages_of = dict[str, list[str]]()
     for row in evaluation_table(root / "results/evaluation", "spent", ("label", "stages", *SUMS)).to_dict("records"):
         stages = str(row["stages"]).split() if isinstance(row["stages"], str) else []
         numbers = [f"{row[name]:,}" for name in SUMS]
@@ -296,12 +332,15 @@ def costs(root: Path) -> RenderableType:
             f"{sum(getattr(seconds_of[stage], unit) for stage in stages):,.0f}" if stages and complete else ""
             for unit in ("wall_s", "cpu_s")
         ]
-        table.add_row(row["label"], *numbers, *seconds, " ".join(stages))
-    table.caption = (
-        "constant groups: rollouts of groups with equal rewards, which train nothing\n"
-        "seconds: of whole stages, in the run that made these results; empty if unknown"
-    )
-    return table
+        table.add_row(row["label"], *numbers, *seconds)
+        if stages:
+            stages_of.setdefault(" ".join(stages), []).append(row["label"])
+    lines = [
+        "constant groups: rollouts of groups with equal rewards, which train nothing",
+        "seconds: of whole stages, in the run that made these results; empty if unknown",
+        *(f"stages {stages}: {'; '.join(labels)}" for stages, labels in stages_of.items()),
+    ]
+    return _section("What each row spent before the evaluation", table, "\n".join(lines))
 
 
 def _kinds(rows: Sequence[ComparisonRow]) -> Table:

@@ -63,7 +63,7 @@ class AskedModel:
         """
         if not fulfils(self.acting, Scorer):
             raise UserError(
-                f"router=classifier asks the base model, and policy {self.policy.target} has none that could be asked",
+                f"router=classifier needs the base model, which policy {self.policy.target} does not run here",
                 "choose another router, or policy=local or vllm",
             )
         return self.acting

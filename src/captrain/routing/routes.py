@@ -168,7 +168,7 @@ def route_tasks(
     if foreign := [name for name in adapters if name not in evidence.targets]:
         if len(adapters) > 1:
             raise UserError(
-                f"adapter {foreign[0]} belongs to no environment, and {len(adapters) - 1} others lie beside it",
+                f"adapter {foreign[0]} has no environment, but {len(adapters) - 1} others have",
                 "run `dvc repro -f adapters`: one trainer leaves all adapters of a run",
             )
         table["chosen"] = foreign[0]

@@ -89,9 +89,10 @@ def build(component: Component, kind: type[Built], /, **runtime: object) -> Buil
     inner = {name: build(part, object) for name, value in settings.items() if (part := nested(name, value)) is not None}
     built = component_class(component)(**{**settings, **inner, **runtime})
     if not fulfils(built, kind):
-        missing = _lacking(built, kind)
-        reason = f": it has no {', '.join(missing)}" if missing else ""
-        raise UserError(f"_target_ = {component.target} is no {kind.__name__}{reason}", REMEDY)
+        if missing := _lacking(built, kind):
+            problem = f"{component.target} cannot be used as {kind.__name__}: it lacks {', '.join(missing)}"
+            raise UserError(problem, "add what is missing to the class (docs/own-benchmark.md), or name another class")
+        raise UserError(f"_target_ = {component.target} is not a subclass of {kind.__name__}", REMEDY)
     return built
 
 

@@ -143,4 +143,4 @@ def not_composed(conf_dir: Path, error: Exception) -> UserError:
     reason = excerpt(message) or "a name of a setting is null"
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"
-    return UserError(f"the configuration in {conf_dir}/ does not compose: {reason}", REMEDY)
+    return UserError(f"the configuration in {conf_dir}/ is invalid: {reason}", REMEDY)

@@ -203,7 +203,7 @@ class ChatServer:
             dialogue = [message.message() for message in messages]
             if (characters := len(str(dialogue)) + len(str(tools))) > room:
                 limit = f"the model's context length of {self.policy.max_length} tokens"
-                raise HTTPException(400, f"{characters} characters exceed {limit}, whatever they say")
+                raise HTTPException(400, f"{characters} characters cannot fit {limit}")
             prompt = self.policy.chat(tools).dialogue(dialogue)
         except TEMPLATE_FAULTS as error:
             raise HTTPException(400, f"the model's chat template does not take these messages: {error}") from None

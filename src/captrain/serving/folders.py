@@ -40,7 +40,7 @@ def copy_adapter_below(roots: Sequence[Path], folder: Path, target: Path) -> Non
             with open_below(root, path) as source, (target / name).open("wb") as copy:
                 shutil.copyfileobj(source, copy)
         except OSError as error:
-            raise HTTPException(403, f"{folder / name} changes while it is read: {error.strerror}") from None
+            raise HTTPException(403, f"{folder / name} changed while it was read: {error.strerror}") from None
 
 
 def _root_of(roots: Sequence[Path], path: Path) -> tuple[Path, Path]:
@@ -48,12 +48,12 @@ def _root_of(roots: Sequence[Path], path: Path) -> tuple[Path, Path]:
     try:
         place = path.resolve()
     except OSError as error:
-        raise HTTPException(403, f"{path} changes while it is read: {error.strerror}") from None
+        raise HTTPException(403, f"{path} changed while it was read: {error.strerror}") from None
     for root in roots:
         if place.is_relative_to(root):
             return root, place
     named = ", ".join(map(str, roots)) or "none"
-    raise HTTPException(403, f"adapters are loaded from named folders alone (--adapters-from): {named}")
+    raise HTTPException(403, f"adapters are loaded only from folders named by --adapters-from: {named}")
 
 
 def open_below(root: Path, path: Path) -> BinaryIO:

@@ -221,10 +221,10 @@ class Protected:
         token, hosts = self._protection.token, self._protection.hosts
         # A foreign page can make a host name resolve to this server (DNS rebinding). With a token, IPs are safe.
         if hosts and host not in hosts and not (token and _address(host)):
-            raise HTTPException(421, f"this server is not {header[:100]}: name it by --allowed-host")
+            raise HTTPException(421, f"this server is not {header[:100]}: allow the name with --allowed-host")
         # A browser sends a page's plain POST to any server, with the page's origin.
         if hosts and origin and page not in hosts:
-            raise HTTPException(403, f"pages of {origin[:100]} may not ask: name their host by --allowed-host")
+            raise HTTPException(403, f"pages of {origin[:100]} are refused: allow their host with --allowed-host")
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         # Clients send letters beyond ASCII in UTF-8 or Latin-1, and the environment may hold either.
         forms = (bearer.strip(), bearer.strip().decode("latin-1").encode())
@@ -232,7 +232,7 @@ class Protected:
             hmac.compare_digest(form, token.encode(errors="surrogateescape")) for form in forms
         )
         if token and path not in OPEN_PATHS and not bears:
-            raise HTTPException(401, "a bearer token is needed, and this is not it")
+            raise HTTPException(401, "the bearer token is missing or wrong")
         if {b"content-length", b"transfer-encoding"} <= headers.keys():
             # A proxy before this server could take another end of the body, and its rest for a request (RFC 9112, 6.3).
             raise HTTPException(400, "a request has either Content-Length or Transfer-Encoding, not both")

@@ -99,7 +99,9 @@ class Sampler:
             if len(self._waiting) > WAITING:
                 last = max(self._waiting, key=lambda one: one.order)
                 self._waiting.remove(last)
-                last.end(HTTPException(503, f"{WAITING} requests are waiting, which is the most: ask again", BUSY))
+                last.end(
+                    HTTPException(503, f"{WAITING} requests are waiting, which is the maximum: try again later", BUSY)
+                )
             self._changed.notify()
         return sampling.future
 

@@ -42,7 +42,7 @@ class GateTrainer(PolicyTrainer):
         assert isinstance(self.job, GateJob)
         if self.job.machine.accelerate.strategy == "fsdp" or self.is_served:
             raise UserError(
-                "gates are trained with a base that is whole and in the process that trains",
+                "training gates needs the whole base in the training process",
                 "set policy=local and machine.accelerate.strategy=none or ddp, or baselines.mixture.run=false",
             )
         for adapter in self.job.parts.adapters.values():

@@ -16,7 +16,7 @@ from captrain.agents import score_of, scored
 from captrain.contract import CheckedEnvironment, RunningEpisode, closing_episodes
 from captrain.environments import audit
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import Score, Task, digest
+from captrain.records import Score, Task, counted, digest
 from captrain.run import takes
 from captrain.training import collectives
 from captrain.training.jobs import EnvironmentFile, Job, Learner
@@ -173,7 +173,7 @@ class Groups:
             if isinstance(environment.source, EnvironmentFile):
                 if tasks[: len(known)] != known:
                     raise EnvironmentFault(
-                        f"environment {environment.name} gives other tasks where more are asked for",
+                        f"environment {environment.name} changes its tasks when more are requested",
                         "remove it with its passport, and run `dvc repro environments`",
                     )
                 audit(self.targets[index], environment.source.passport, tasks[len(known) :], self.job.seed)
@@ -237,7 +237,7 @@ class Groups:
         if play.error:
             reason = f"{play.key} ended in an infrastructure error ({play.error})"
             remedy = "fix its cause and run again: training resumes from its last checkpoint"
-        raise UserError(f"training {self.job.name}: {errors} rollouts failed, {share}; {reason}", remedy)
+        raise UserError(f"training {self.job.name}: {counted(errors, 'rollout')} failed, {share}; {reason}", remedy)
 
 
 def _drawn(*names: str) -> float:

@@ -108,7 +108,7 @@ def fit(
     """
     if job.rollouts < 1:
         raise UserError(
-            f"{job.name}: there are {job.rollouts} rollouts to train with",
+            f"{job.name}: no rollouts are left to train with ({job.rollouts})",
             "raise adapters.rollouts: diagnosis and calibration have spent what there was",
         )
     # 1. The trainer, as it was at its last checkpoint.

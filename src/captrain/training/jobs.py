@@ -171,7 +171,7 @@ def learner(component: Component, base: Path, machine: Machine, purpose: str, wa
     policy = load_policy(component, base, machine)
     if not fulfils(policy, Learner):
         raise UserError(
-            f"{purpose}: an adapter is trained for a model whose weights are at hand, and policy is {component.target}",
+            f"{purpose}: training needs the weights of the model, which policy {component.target} does not have here",
             "choose policy=local or policy=vllm" + (f", or {way_out}" if way_out else ""),
         )
     return policy

@@ -152,7 +152,7 @@ def _layout(machine: Machine, portions: tuple[int, str]) -> Machine:
     number = max((number for number in numbers if count % number == 0), default=numbers[0])
     if count % number:
         raise UserError(
-            f"machine.accelerate.processes = {number} processes cannot share the {word} evenly, which are {count}",
+            f"machine.accelerate.processes = {number} cannot share the {word} evenly: there are {count}",
             "choose a number of processes that divides it",
         )
     gpus = not computes_on_cpu(machine.accelerate.precision)
@@ -178,7 +178,7 @@ def rows_of_pass(accelerate: Accelerate, share: int) -> int:
     rows = accelerate.rows or share
     if share % rows:
         raise UserError(
-            f"machine.accelerate.rows = {rows} does not divide the {share} rows that a process has of a step",
+            f"machine.accelerate.rows = {rows} does not divide the {share} rows of a process in a step",
             "choose a divisor of it",
         )
     return rows

@@ -157,7 +157,7 @@ def optimise(spec: Spec, base: Path, budget: int) -> GEPAResult:
     settings = spec.baselines.gepa
     if budget < settings.validation:
         raise UserError(
-            f"baselines.gepa.validation = {settings.validation} is more than the {budget} rollouts of TRACE",
+            f"baselines.gepa.validation = {settings.validation} is more than the {counted(budget, 'rollout')} of TRACE",
             f"set it to {budget // 4} or less",
         )
     learning = -(-settings.validation // settings.minibatch) * settings.minibatch

@@ -13,7 +13,7 @@ from captrain.comparison.baselines.untargeted import untargeted_environments
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, budget
 from captrain.models import Adapter
-from captrain.records import Capability, JsonObject, load, read_index
+from captrain.records import Capability, JsonObject, counted, load, read_index
 from captrain.run import GrpoSettings, Spec, launch, repro
 from captrain.training import (
     LIBRARIES,
@@ -79,7 +79,7 @@ class GRPOBaseline(Baseline):
         """See `Baseline.compute`."""
         jobs = self.jobs(spec, Path(), trace_ledger())
         publish_adapters(launch.run(train, jobs, spec.machine, self.name, LIBRARIES), self.name, self.name)
-        return f"{sum(job.rollouts for job in jobs)} rollouts"
+        return counted(sum(job.rollouts for job in jobs), "rollout")
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""
@@ -113,7 +113,7 @@ def baseline_job(
     """
     if rollouts < 1:
         raise UserError(
-            f"baselines.{name}: after diagnosis and calibration {rollouts} rollouts are left to train with",
+            f"baselines.{name}: no rollouts are left to train with after diagnosis and calibration ({rollouts})",
             "raise adapters.rollouts",
         )
     return Job(

@@ -23,7 +23,7 @@ from captrain.contract import CheckedEnvironment
 from captrain.errors import UserError
 from captrain.ledger import budget, ledger_entry
 from captrain.models import Adapter
-from captrain.records import Rollout
+from captrain.records import Rollout, counted
 from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     LIBRARIES,
@@ -176,7 +176,7 @@ class RejectionBaseline(Baseline):
         lesson = Lesson(NAME, spec, Path("artifacts/base"), rollouts=budget(trace_ledger()))
         adapters = launch.run(refine, [lesson], spec.machine, self.name, LIBRARIES)
         publish_adapters(adapters, self.name, self.name, columns=COLUMNS)
-        return f"{adapters[0].rollouts} rollouts, {adapters[0].demonstrations} kept"
+        return f"{counted(adapters[0].rollouts, 'rollout')}, {adapters[0].demonstrations} kept"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""

@@ -11,7 +11,7 @@ from captrain.comparison.baselines.baseline import DIAGNOSIS, Baseline, Supervis
 from captrain.comparison.baselines.untargeted import untargeted_environments
 from captrain.errors import UserError
 from captrain.ledger import guard_split
-from captrain.records import Rollout, load
+from captrain.records import Rollout, counted, load
 from captrain.run import Spec, code_digest, launch
 from captrain.training import (
     LIBRARIES,
@@ -113,7 +113,7 @@ class SFTBaseline(Baseline):
             publish_adapters(adapters, self.name, columns=SFT_COLUMNS)
         count = sum(adapter.demonstrations for adapter in adapters)
         discarded = sum(sum(adapter.left_out.values()) for adapter in adapters)
-        return f"{count} demonstrations, left out {discarded}"
+        return f"{counted(count, 'demonstration')}, left out {discarded}"
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""

@@ -142,6 +142,11 @@ EXAMPLE = """\
               {"role": "assistant", "content": "Order 7 is cancelled."}],
  "reward": 1}"""
 """The simplest chat log: one such object, or one per line."""
+REFERENCE = (
+    '{"reference": [{"role": "assistant", "tool_calls": [{"function": {"name": "cancel_order", '
+    '"arguments": {"order_id": 7}}}]}]}'
+)
+"""A solution, as a field of a row."""
 FORMATS = ", ".join(
     dict.fromkeys(
         ["tau2", "ToolSandbox", "Inspect", "BFCL results", *(entry.name for entry in (*ROWS, *FILES, *TRACES))]
@@ -170,6 +175,7 @@ REMEDIES = {
     adk.EXPECTED: "name the results that `adk eval` wrote: .adk/eval_history/*.evalset_result.json",
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
+    "its reference ": f"write the solution as the assistant's messages, as a field of the row:\n{REFERENCE}",
     UNKNOWN: REMEDY,
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
 }

@@ -134,6 +134,7 @@ def _files(root: Path, archive: Archive) -> Iterator[tuple[str, str | bytes | It
         "style": Markup((FOLDER / "static/style.css").read_text(encoding="utf-8")),
         "headline": headline_methods(),
         "label": label,
+        "with_id": _with_id,
         "unequal_total": unequal_total,
         "supervision": supervision,
         "least": _least,
@@ -278,7 +279,7 @@ def _sentences(
     caveat = f"one seed, {best['tasks']} test tasks."
     if "demonstrations" in (supervision(best["method"]) or ""):
         caveat += (
-            " The best row learns from demonstrations, solutions that rows learning from rewards alone do not see."
+            " The best row learns from demonstrations: it sees solutions, and rows that learn from rewards do not."
         )
     said.append(("Caveat", caveat))
     return said
@@ -288,7 +289,12 @@ def _lack(candidate: CandidateAccount) -> str:
     """Say what an agent without a capability does, with its title and its share of the failed rollouts."""
     name, share = candidate["name"], f"in {candidate['coverage'] or 0:.0%}"
     cause = CAUSES.get(candidate["id"])
-    return f"{cause.deed} ({name}, {share})" if cause else f"lacks {name} ({share})"
+    return f"{cause.mistake} ({candidate['id']}, {share})" if cause else f"lacks {name} ({share})"
+
+
+def _with_id(id: str, name: str) -> str:
+    """Return id and title of a cause; only the title of a capability that a language model named."""
+    return f"{id} ({name})" if id in CAUSES else name
 
 
 class CandidatePage(CandidateAccount):
