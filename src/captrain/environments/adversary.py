@@ -391,6 +391,8 @@ def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> Vi
     tool, arguments = calls[number] if calls else ("", {})
     made = answered(play)[: sum(len(calls_of(message)) for message in solution[:place])]
     lookups = [call for call in made if call.tool in tells and call.tool != tool]
+    if key == ANSWER and not lookups:  # a reply that is the same in every task tells nothing, but may hold the answer
+        lookups = [call for call in made if f" {right} " in f" {' '.join(words(call.reply))} "]
     needed = _about(key, right, arguments, lookups) or lookups
     before, told, replies, records = _without(place, play, needed)
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
@@ -879,6 +881,11 @@ class Exploit:
         values = [*self.rewards.values(), 0.0]
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
+    @property
+    def most(self) -> float:
+        """Upper bound of the mean: as far above it as `least` is below."""
+        return 2 * self.mean - self.least
+
 
 def halved(
     names: Iterable[str],
@@ -922,6 +929,13 @@ class Adversary:
         self.wildcards = [*WILDCARDS, *common[:COMMON]]
         known = {task.id for task in tasks}
         self.tasks = [task for task in evidence.tasks if task.id not in known] or evidence.tasks
+
+    def other_tasks(self, count: int) -> list[Task]:
+        """List up to `count` tasks on which no rule is fitted: those that are checked, then further ones."""
+        fitted_on = {task.id for task in self.evidence.first_tasks[:FITTED]}
+        reached = self.evidence.target.tasks("training", self.evidence.reach)
+        tasks = {task.id: task for task in (*self.evidence.tasks, *reached) if task.id not in fitted_on}
+        return [*tasks.values()][:count]
 
     def view(self, task: Task) -> View | None:
         """View a task without its look-ups."""
