@@ -153,16 +153,19 @@ def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
 
 
+@pytest.mark.parametrize("which", ["the environment", "captrain"])
 @pytest.mark.parametrize(("busy", "used"), [(100.0, False), (0.0, True)])
-def test_the_time_that_an_environment_waits_for_a_processor_is_not_counted(
-    busy: float, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_time_waited_for_a_processor_by_either_side_is_not_counted(
+    which: str, busy: float, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, waits = tmp_path / "written.py", itertools.count(0.0, busy)
     path.write_text(changed("def tasks(self, split, count):\n    return super().tasks(split, count)"))
     target, allowance = load_confined(path, "none", ()), Allowance(60)
     assert isinstance(target.environment, ConfinedEnvironment)
     target.environment.allowance = allowance
-    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits))
+    is_file = which == "the environment"
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits) if is_file else 0.0)
+    monkeypatch.setattr(forkserver, "waited_here", lambda: 0.0 if is_file else next(waits))
     target.tasks("training", 3)
     assert (allowance.left < 60) == used
 
