@@ -6,6 +6,7 @@ must find that change.
 
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -168,6 +169,15 @@ def test_time_waited_for_a_processor_by_either_side_is_not_counted(
     monkeypatch.setattr(forkserver, "waited_here", lambda: 0.0 if is_file else next(waits))
     target.tasks("training", 3)
     assert (allowance.left < 60) == used
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to nothing"])
+def test_what_is_no_regular_file_is_not_taken_for_a_taskset(project: Path, captrain: "Captrain", kind: str) -> None:
+    path = project / kind
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("nothing")
+    status, _, err = captrain("validate", kind)
+    path.unlink()
+    assert status == 2 and err.startswith(f"error: {kind} is not a Python file\n")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_the_next_run_removes_what_a_killed_one_left_and_nothing_of_a_running_on
         assert len([*tmp_path.glob(".out.*")]) == 3 and len([*tmp_path.glob(".captrain-*")]) == 1
     with user_outputs(tmp_path):
         pass
-    assert not [*tmp_path.glob(".captrain-????????????????.tmp")]
+    assert not [*tmp_path.glob(".captrain-????????.tmp")]
 
 
 def test_the_last_of_two_that_write_at_the_same_time_wins(tmp_path: Path) -> None:

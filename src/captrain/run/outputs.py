@@ -58,7 +58,7 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
     parent.mkdir(parents=True, exist_ok=True)
     for where, named in (beside, inside):
         _remove_leftovers(where, named)
-    aside = parent / f"{start}{secrets.token_hex(8)}{TEMPORARY}"
+    aside = parent / f"{start}{secrets.token_hex(4)}{TEMPORARY}"
     lock = _make_locked(aside)
     try:
         yield aside
@@ -101,7 +101,7 @@ def _make_locked(folder: Path) -> int:
 
 def _remove_leftovers(parent: Path, start: str) -> None:
     """Remove the temporary folders of killed runs: nobody holds their locks."""
-    for path in parent.glob(f"{glob.escape(start)}{'[0-9a-f]' * 16}{TEMPORARY}"):
+    for path in parent.glob(f"{glob.escape(start)}{'[0-9a-f]' * 8}{TEMPORARY}"):
         with suppress(OSError):  # it is no folder, or another run uses or removes it
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
