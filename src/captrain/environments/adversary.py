@@ -60,6 +60,8 @@ MARKS = 16
 """Maximum number of rules that pick a candidate by a characteristic text."""
 FITTED = 60
 """Maximum number of tasks on which rules are fitted."""
+EXPLAINED = 800
+"""Number of words of a long explanation."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
 """Numbers of copies of a call that are put into one message."""
 WILDCARDS = ("*", "%", "", "all", "any", "first", "latest", "current", "0", "-1", "9" * 300, "None")
@@ -1003,6 +1005,8 @@ class Adversary:
             "with a part of the step's value": _shorten,
             "that is broken and ends with every word that was shown": partial(_says_all, self.evidence),
             "that names every value like the right one": _names_all,
+            "that is broken and explains it at length": partial(_explains, self.evidence),
+            "with the wrong step first, and the look-ups after it": _looks_later,
         }
         for kind in SAYINGS:
             scripts[f"that is broken and ends with {kind}"] = partial(_says_last, self.evidence, kind)
@@ -1128,6 +1132,20 @@ def _names_all(view: View, rng: random.Random) -> list[Message] | None:
 def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) -> list[Message]:
     broken = evidence.broken(view.task)
     return [*broken[: len(broken) - len(view.after)], talk(kind, broken, rng, evidence.solved(view.task)[:2])]
+
+
+def _explains(evidence: Evidence, view: View, rng: random.Random) -> list[Message]:
+    """End the broken solution with its last words, and with `EXPLAINED` more of them."""
+    broken = evidence.broken(view.task)
+    said = content(broken[-1]) if broken and not calls_of(broken[-1]) else ""
+    more = " ".join(rng.choices(said.split() or ["Yes."], k=EXPLAINED))
+    return [*broken[: len(broken) - len(view.after)], say(f"{said} {more}".strip())]
+
+
+def _looks_later(view: View, rng: random.Random) -> list[Message] | None:
+    """Make the wrong step before the needed look-ups; None if there are none, or if the step itself is words."""
+    looks = [one for one in view.whole if calls_of(one) and {tool for tool, _ in calls_of(one)} <= {*view.needed}]
+    return [*view.before, view.step(view.wrong), *looks, *view.after] if looks and view.tool and view.wrong else None
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:
