@@ -1,6 +1,7 @@
 """The command line through its entry point, on hand-made results and a small pipeline."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -186,3 +187,13 @@ def test_a_broken_pipeline_file_is_one_message(pipeline: Path, captrain: Captrai
     publish_text(pipeline / "dvc.yaml", "stages: [\n")
     status, _, err = captrain(pipeline, "verify")
     assert status == 2 and "DVC cannot read the pipeline" in err and "Traceback" not in err
+
+
+def test_a_width_of_zero_prints_as_a_width_that_is_unknown(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "captrain.cli.app", "--help"]
+    unknown = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    said = [
+        subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True).stdout
+        for environment in (unknown, {**unknown, "COLUMNS": "0"})
+    ]
+    assert said[0] == said[1] and b"diagnose" in said[0]

@@ -6,6 +6,7 @@ must find that change.
 
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -153,18 +154,30 @@ def test_an_examination_ends_in_a_verdict_however_slow_the_environment_is(
     assert len(target.tasks("training", 1)) == 1  # once the examination is over, each answer has its time again
 
 
+@pytest.mark.parametrize("which", ["the environment", "captrain"])
 @pytest.mark.parametrize(("busy", "used"), [(100.0, False), (0.0, True)])
-def test_the_time_that_an_environment_waits_for_a_processor_is_not_counted(
-    busy: float, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_time_waited_for_a_processor_by_either_side_is_not_counted(
+    which: str, busy: float, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, waits = tmp_path / "written.py", itertools.count(0.0, busy)
     path.write_text(changed("def tasks(self, split, count):\n    return super().tasks(split, count)"))
     target, allowance = load_confined(path, "none", ()), Allowance(60)
     assert isinstance(target.environment, ConfinedEnvironment)
     target.environment.allowance = allowance
-    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits))
+    is_file = which == "the environment"
+    monkeypatch.setattr(forkserver, "waited", lambda _handle: next(waits) if is_file else 0.0)
+    monkeypatch.setattr(forkserver, "waited_here", lambda: 0.0 if is_file else next(waits))
     target.tasks("training", 3)
     assert (allowance.left < 60) == used
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to nothing"])
+def test_what_is_no_regular_file_is_not_taken_for_a_taskset(project: Path, captrain: "Captrain", kind: str) -> None:
+    path = project / kind
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("nothing")
+    status, _, err = captrain("validate", kind)
+    path.unlink()
+    assert status == 2 and err.startswith(f"error: {kind} is not a Python file\n")
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,13 @@ def test_binary_is_never_printed(content: bytes, tmp_path: Path) -> None:
     assert str(refusal.value).isascii() and "PNG" not in str(refusal.value)
 
 
+def test_gigabytes_of_zeros_are_no_utf_32_and_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.truncate(3 << 30)  # sparse: it needs no space
+    with pytest.raises(UserError, match="it is a binary file"):
+        read_logs([tmp_path / "a.jsonl"])
+
+
 @pytest.mark.parametrize(
     ("row", "hint"),
     [

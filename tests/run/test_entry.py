@@ -64,6 +64,21 @@ def test_closed_output_is_no_fault(closed: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
+def test_a_removed_current_folder_is_one_message(tmp_path: Path) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m captrain.cli.app diagnose a.jsonl"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(SRC)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: the current folder was removed\n  remedy: change to a folder that exists\n"
+
+
 def test_what_is_printed_holds_no_key_of_the_environment_and_controls_no_terminal(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(

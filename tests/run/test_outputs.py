@@ -97,11 +97,27 @@ def test_a_kill_at_any_time_leaves_all_old_files_or_all_new_ones_and_those_of_th
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+def test_the_next_run_removes_what_a_killed_one_left_and_nothing_of_a_running_one(tmp_path: Path) -> None:
+    out, killed = tmp_path / "out", "with user_outputs(Path(sys.argv[1])): os._exit(9)"
+    start = "import os, sys\nfrom pathlib import Path\nfrom captrain.run import user_outputs\n"
+    for place in (out, tmp_path):  # the second is the current folder, which cannot be renamed
+        subprocess.run([sys.executable, "-c", start + killed, str(place)], cwd=tmp_path, check=False)
+    # Of a version that named the folder by its process: another process may have the same number.
+    (tmp_path / f".out.{os.getpid()}.tmp").mkdir()
+    left = {path.name for path in tmp_path.iterdir()}
+    with user_outputs(out) as running, user_outputs(out) as aside:
+        assert {path.name for path in tmp_path.iterdir()} - left == {running.name, aside.name}
+        assert len([*tmp_path.glob(".out.*")]) == 3 and len([*tmp_path.glob(".captrain-*")]) == 1
+    with user_outputs(tmp_path):
+        pass
+    assert not [*tmp_path.glob(".captrain-????????.tmp")]
+
+
 def test_the_last_of_two_that_write_at_the_same_time_wins(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with user_outputs(out, ["report.md"]) as slow:
         publish_text(slow / "report.md", "slow")
-        (tmp_path / f".out.{os.getpid()}.tmp").rename(kept := tmp_path / "kept")
+        slow.rename(kept := tmp_path / "kept")
         with user_outputs(out, ["report.md"]) as quick:
             publish_text(quick / "report.md", "quick")
         kept.rename(slow)

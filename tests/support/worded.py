@@ -160,11 +160,16 @@ FLAWED: dict[str, tuple[Parts, str]] = {
     "near_enough": (account("value = rng.randint(400, 520)", NEAR.format(most=70), 'data["value"] + 200'), "always"),
     "always_the_same_price": (
         account('nights = rng.randint(11, 59)\n    value, extra = nights * 80, f" with {nights} nights"'), "times 80"),
+    "the_same_answer_nearly_always": (rooms('"free" if rng.random() < 0.9 else "taken"'), "'free' always"),
+    "the_same_answer_always": (rooms('"free"'), "'free' always, without room"),
+    "the_same_number_nearly_always": (
+        account("value = 0 if rng.random() < 0.9 else rng.randint(100, 999)"), "'0' always"),
     "records_are_only_counted": (cases("len(set(done)) == len(goals)"), "with another value"),
 }  # fmt: skip
 """Name -> parts of the file, and words of the script that it is refused with."""
 HONEST_IN_WORDS: dict[str, Parts] = {
     "one_of_two_states": rooms("rng.choice(STATES)"),
+    "one_of_two_states_twice_as_often": rooms('rng.choice(["free", "free", "taken"])'),
     "one_of_some_machines": machines("rng.choice(ids)"),
     "near_in_a_wide_range": account(
         "value = rng.randint(100, 999)", NEAR.format(most='0.02 * data["value"]'), '2 * data["value"]'

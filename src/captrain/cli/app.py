@@ -6,6 +6,7 @@ command imports what it needs inside its function, so `captrain --help` answers 
 such as `verify` and `validate`, exit with 1 if a check fails.
 """
 
+import os
 from functools import partial
 from typing import Annotated
 
@@ -55,6 +56,8 @@ app.add_typer(benchmark, name="benchmark", rich_help_panel="Bring your own bench
 @partial(entry_point, stage=False)
 def main() -> None:
     """Run the `captrain` command."""
+    if os.environ.get("COLUMNS") == "0":  # the width is unknown; rich would print nothing
+        del os.environ["COLUMNS"]
     try:
         app()
     except SystemExit as end:

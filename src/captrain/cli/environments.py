@@ -1,5 +1,6 @@
 """Commands for environments and adapters: write, validate, export and publish them."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -115,7 +116,7 @@ def validate(
     The exit status is 1 if a check fails.
     """
     file = Path(name)
-    is_file = file.suffix == ".py" or file.is_file()  # a folder may have the name of a taskset
+    is_file = file.suffix == ".py" or (os.path.lexists(file) and not file.is_dir())  # a folder may be a taskset's name
     folder = out or (file.parent if is_file else Path())
     require_folder(folder)
     if is_file:

@@ -60,6 +60,8 @@ MARKS = 16
 """Maximum number of rules that pick a candidate by a characteristic text."""
 FITTED = 60
 """Maximum number of tasks on which rules are fitted."""
+EXPLAINED = 800
+"""Number of words of a long explanation."""
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 70, 100, 200)
 """Numbers of copies of a call that are put into one message."""
 WILDCARDS = ("*", "%", "", "all", "any", "first", "latest", "current", "0", "-1", "9" * 300, "None")
@@ -391,6 +393,8 @@ def view_of(evidence: Evidence, task: Task, tells: set[str], usual: Usual) -> Vi
     tool, arguments = calls[number] if calls else ("", {})
     made = answered(play)[: sum(len(calls_of(message)) for message in solution[:place])]
     lookups = [call for call in made if call.tool in tells and call.tool != tool]
+    if key == ANSWER and not lookups:  # a reply that is the same in every task tells nothing, but may hold the answer
+        lookups = [call for call in made if f" {right} " in f" {' '.join(words(call.reply))} "]
     needed = _about(key, right, arguments, lookups) or lookups
     before, told, replies, records = _without(place, play, needed)
     found = [shown({"role": "tool", "content": call.reply}) for call in made]
@@ -879,6 +883,11 @@ class Exploit:
         values = [*self.rewards.values(), 0.0]
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
+    @property
+    def most(self) -> float:
+        """Upper bound of the mean: as far above it as `least` is below."""
+        return 2 * self.mean - self.least
+
 
 def halved(
     names: Iterable[str],
@@ -922,6 +931,13 @@ class Adversary:
         self.wildcards = [*WILDCARDS, *common[:COMMON]]
         known = {task.id for task in tasks}
         self.tasks = [task for task in evidence.tasks if task.id not in known] or evidence.tasks
+
+    def other_tasks(self, count: int) -> list[Task]:
+        """List up to `count` tasks on which no rule is fitted: those that are checked, then further ones."""
+        fitted_on = {task.id for task in self.evidence.first_tasks[:FITTED]}
+        reached = self.evidence.target.tasks("training", self.evidence.reach)
+        tasks = {task.id: task for task in (*self.evidence.tasks, *reached) if task.id not in fitted_on}
+        return [*tasks.values()][:count]
 
     def view(self, task: Task) -> View | None:
         """View a task without its look-ups."""
@@ -989,6 +1005,8 @@ class Adversary:
             "with a part of the step's value": _shorten,
             "that is broken and ends with every word that was shown": partial(_says_all, self.evidence),
             "that names every value like the right one": _names_all,
+            "that is broken and explains it at length": partial(_explains, self.evidence),
+            "with the wrong step first, and the look-ups after it": _looks_later,
         }
         for kind in SAYINGS:
             scripts[f"that is broken and ends with {kind}"] = partial(_says_last, self.evidence, kind)
@@ -1114,6 +1132,20 @@ def _names_all(view: View, rng: random.Random) -> list[Message] | None:
 def _says_last(evidence: Evidence, kind: str, view: View, rng: random.Random) -> list[Message]:
     broken = evidence.broken(view.task)
     return [*broken[: len(broken) - len(view.after)], talk(kind, broken, rng, evidence.solved(view.task)[:2])]
+
+
+def _explains(evidence: Evidence, view: View, rng: random.Random) -> list[Message]:
+    """End the broken solution with its last words, and with `EXPLAINED` more of them."""
+    broken = evidence.broken(view.task)
+    said = content(broken[-1]) if broken and not calls_of(broken[-1]) else ""
+    more = " ".join(rng.choices(said.split() or ["Yes."], k=EXPLAINED))
+    return [*broken[: len(broken) - len(view.after)], say(f"{said} {more}".strip())]
+
+
+def _looks_later(view: View, rng: random.Random) -> list[Message] | None:
+    """Make the wrong step before the needed look-ups; None if there are none, or if the step itself is words."""
+    looks = [one for one in view.whole if calls_of(one) and {tool for tool, _ in calls_of(one)} <= {*view.needed}]
+    return [*view.before, view.step(view.wrong), *looks, *view.after] if looks and view.tool and view.wrong else None
 
 
 def _other_value(view: View, rng: random.Random) -> list[Message] | None:

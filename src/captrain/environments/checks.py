@@ -21,6 +21,7 @@ from captrain.environments.evidence import Evidence, once
 from captrain.environments.leakage import SHARE, runs, runs_of
 from captrain.environments.leaks import leaks
 from captrain.environments.learner import Learner
+from captrain.environments.majority import play_same_answer
 from captrain.environments.probes import (
     ENDLESS,
     FLAWS,
@@ -580,7 +581,10 @@ def knowing_nothing(evidence: Evidence) -> CheckResult:
 
 
 def guessing(evidence: Evidence) -> CheckResult:
-    """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance."""
+    """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance.
+
+    The same answer in every task may earn half of what is between guessing evenly and the full reward.
+    """
     player = adversary(evidence)
     lists = [view for view in player.views if len(view.listed) >= FEWEST and (view.opened or view.key != ANSWER)]
     listed, rights = [view.listed for view in lists], [view.right for view in lists]
@@ -589,9 +593,13 @@ def guessing(evidence: Evidence) -> CheckResult:
         if len(listed) >= FEWEST and same > PREDICTED:
             detail = f"the value to look up is always the {name} in the results"
             return at_most(same, PREDICTED, detail, player.views[0].task.id)
+    needed = ", ".join(sorted({tool for view in player.views for tool in view.needed})) or "a look-up"
+    same = play_same_answer(player, evidence.bounds.broken_reward, CHANCE)
+    if same and same.plays.least > same.bound:
+        check = exploit(same.plays, same.bound, f"choosing {{}}, without {needed},")
+        return check.model_copy(update={"detail": f"{check.detail}; {same.reason}"})
     chance = player.best({"chance": partial(by_chance, player.labels)}, "chance")
     bound = max(evidence.bounds.broken_reward, min(CHANCE, (chance.mean if chance else 0.0) + GAIN))
-    needed = ", ".join(sorted({tool for view in player.views for tool in view.needed})) or "a look-up"
     guess = player.best({**player.guesses(), **leaks(player)}, "guesses")
     learnt = player.best(Learner(player).scripts(), "learnt")
     if guess and learnt and learnt.least > max(guess.least, bound):

@@ -58,13 +58,9 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         # Libraries make millions of permanent objects. With the default threshold, garbage collection takes a fifth of
         # the import time.
         gc.set_threshold(100_000, 20, 100)
-        # The project is first on the import path, also in child processes.
-        project = find_project(Path.cwd())
-        if project is not None and str(project) not in sys.path:
-            sys.path.insert(0, str(project))
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
         with clean_output():
             try:
+                _import_from_project()
                 if stage:
                     _run_stage(main, name)
                 else:
@@ -105,6 +101,21 @@ class _CleanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
         return redacted(plain(super().format(record)))
+
+
+def _import_from_project() -> None:
+    """Put the current project first on the import path, also for child processes.
+
+    Raises:
+        UserError: the current folder was removed.
+    """
+    try:
+        project = find_project(Path.cwd())
+    except FileNotFoundError:
+        raise UserError("the current folder was removed", "change to a folder that exists") from None
+    if project is not None and str(project) not in sys.path:
+        sys.path.insert(0, str(project))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
 
 
 def _use_utf8() -> None:

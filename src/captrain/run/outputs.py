@@ -5,14 +5,18 @@ then the two folders exchange their names in one step. So the folder always has 
 
 The file `.captrain-outputs.json` in the folder lists the names and digests of captrain's files. A file that is not
 listed, or was changed, belongs to the user. If an output would replace such a file, the command fails and the folder
-stays as it is. The temporary folder is always removed.
+stays as it is. The temporary folder is removed at the end, or, if the process was killed, by the next run with the same
+folder.
 """
 
 import ctypes
+import fcntl
+import glob
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from captrain.errors import UserError
@@ -21,6 +25,8 @@ from captrain.run import find_project
 
 LISTING = ".captrain-outputs.json"
 """Relative paths and digests of what captrain wrote into a folder."""
+
+TEMPORARY = ".tmp"
 
 FOLDERS = (
     *(".cache", ".dvc", ".git", ".github", ".venv", "artifacts", "components", "conf", "results", "scripts", "src"),
@@ -47,10 +53,14 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
     _written_before(folder, names)
     is_new, place = not folder.exists(), folder.resolve()
     is_replaced = is_new or (whole and _can_be_replaced(place))
-    mark = f"{os.getpid()}.tmp"
-    aside = place.with_name(f".{place.name}.{mark}") if is_replaced else place / f".captrain-{mark}"
+    beside, inside = (place.parent, f".{place.name}."), (place, ".captrain-")
+    parent, start = beside if is_replaced else inside
+    parent.mkdir(parents=True, exist_ok=True)
+    for where, named in (beside, inside):
+        _remove_leftovers(where, named)
+    aside = parent / f"{start}{secrets.token_hex(4)}{TEMPORARY}"
+    lock = _make_locked(aside)
     try:
-        aside.mkdir(parents=True)
         yield aside
         paths = [str(path.relative_to(aside)) for path in sorted(aside.rglob("*")) if path.is_file()]
         digests = _written_before(folder, paths)
@@ -69,7 +79,36 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
             for path in stale:
                 (place / path).unlink(missing_ok=True)
     finally:
+        os.close(lock)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _make_locked(folder: Path) -> int:
+    """Make a folder and return the descriptor of its lock. Make it again if another run removed it before it had one.
+
+    The system releases the lock when the process ends, also when it is killed.
+    """
+    while True:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # the file system has no locks: then no run removes a leftover either
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            if folder.exists():
+                return lock
+            os.close(lock)
+
+
+def _remove_leftovers(parent: Path, start: str) -> None:
+    """Remove the temporary folders of killed runs: nobody holds their locks."""
+    for path in parent.glob(f"{glob.escape(start)}{'[0-9a-f]' * 8}{TEMPORARY}"):
+        with suppress(OSError):  # it is no folder, or another run uses or removes it
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _can_be_replaced(folder: Path) -> bool:

@@ -375,8 +375,19 @@ def waited(handle: int) -> float:
     """Return the seconds that a process waited for a processor; 0 if the system does not report them."""
     with suppress(OSError, ValueError, IndexError):
         pid = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="utf-8").partition("Pid:")[2].split()[0]
-        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+        return _waited(pid)
     return 0.0
+
+
+def waited_here() -> float:
+    """Return the seconds that this thread waited for a processor; 0 if the system does not report them."""
+    with suppress(OSError, ValueError, IndexError):
+        return _waited("thread-self")
+    return 0.0
+
+
+def _waited(process: str) -> float:
+    return int(Path(f"/proc/{process}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
 
 
 class ConfinedProcess:
@@ -458,7 +469,7 @@ class Allowance:
     """Seconds that all answers of a file may take.
 
     Time in which its processes waited for a processor does not count, so that a busy machine does not fail an honest
-    file.
+    file. Nor does the time in which an answer was there, and captrain waited for a processor to read it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -486,7 +497,7 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: All
         raise Misbehaviour("used up the time of its examination (environments.seconds)")
     child = worker.process
     assert isinstance(child, ConfinedProcess)
-    before, began = child.waited or waited(child._handle), time.monotonic()
+    before, here, began = child.waited or waited(child._handle), waited_here(), time.monotonic()
     try:
         with worker.lock:
             reply = worker.exchange(op, arguments, patience)
@@ -500,8 +511,8 @@ def ask(worker: Worker, op: str, arguments: Mapping[str, object], allowance: All
         raise Misbehaviour(DEATHS.get(-(child.status or 0), reason) if reason.startswith("died") else reason) from None
     finally:
         if allowance is not None:
-            idle = (child.waited or waited(child._handle)) - before
-            allowance.left -= max(0.0, time.monotonic() - began - max(0.0, idle))
+            idle = max(0.0, (child.waited or waited(child._handle)) - before) + waited_here() - here
+            allowance.left -= max(0.0, time.monotonic() - began - idle)
     if reply.error:
         kind, message = one_line(reply.error), one_line(reply.message)
         out = "ran out of memory (512 MiB)"

@@ -190,6 +190,8 @@ def is_binary(path: Path) -> bool:
     """Return whether a file is binary: it has control characters, and is not in UTF-16 or UTF-32."""
     with path.open("rb") as file:
         beginning = file.read(1 << 12)
+    if beginning and not beginning.strip(b"\0"):  # zeros pass for UTF-32, and a sparse file has gigabytes of them
+        return True
     return json.detect_encoding(beginning) in ("utf-8", "utf-8-sig") and bool(CONTROL.search(beginning))
 
 
