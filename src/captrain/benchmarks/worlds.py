@@ -191,7 +191,7 @@ class Worlds(ExitStack):
         self._contract_tasks[key] = shared
         if len(self._contract_tasks) > MOST_OPEN:
             self._contract_tasks.pop(next(iter(self._contract_tasks)))
-        return ContractWorld(shared, rollout.messages)
+        return ContractWorld(shared, rollout.messages, shared.gold)
 
     def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
         """The workers of a benchmark with additions to their environment."""
@@ -234,7 +234,7 @@ class CallWorld:
         is_new = [key is None or key not in self._known for key in keys]
         # `asdict` would copy every value before it is written.
         written = [
-            {**vars(replay), "calls": [*map(vars, replay.calls)]}
+            {**vars(replay), "calls": [{"tool": c.tool, "arguments": c.arguments, "by": c.by} for c in replay.calls]}
             for replay, is_played in zip(replays, is_new, strict=True)
             if is_played
         ]
