@@ -126,8 +126,7 @@ def verdict_on(view: RolloutView, edit: Edit) -> Verdict:
     verdict = _first(view, _root_of(view, edit))
     if verdict.cause in FURTHER and (sequel := _sequel_of(view, edit)) is not None:
         verdict = _first(view, sequel)
-    calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
-    verdict = replace(verdict, tools=tuple(dict.fromkeys(call.tool for call in calls)))
+    verdict = replace(verdict, tools=edit.tools)
     if edit.kind == "insert" and edit.goal is not None and verdict.cause in ("missing_write", "partial_refusal"):
         # If no clause forbids this step, it is required even if the reference is wrong elsewhere. Steps with personal
         # data are excepted, because wrong references often have wrong personal data.
