@@ -177,12 +177,20 @@ class Dialogue:
         """Return whether the rollout contains exactly this text."""
         return text in self._logged.texts
 
+    def follows_reference(self, replay: Replay) -> bool:
+        """Return whether a replay makes the reference's calls and says something else than the rollout.
+
+        Its messages are then the reference's.
+        """
+        keys = [call.key for call in replay.calls if call.by == "assistant"]
+        return keys == self._reference.keys and sorted(replay.texts) != sorted(self._logged.texts)
+
     def messages(self, replay: Replay) -> list[Message]:
         """The assistant messages to play."""
         calls = [call for call in replay.calls if call.by == "assistant"]
         keys = [call.key for call in calls]
         logged, reference = self._logged, self._reference
-        if keys == reference.keys and sorted(replay.texts) != sorted(logged.texts):
+        if self.follows_reference(replay):
             entries = [placed.with_call(call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
         # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.

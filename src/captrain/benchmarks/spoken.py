@@ -36,8 +36,8 @@ class DialogueWorld:
         logged: the rollout's messages.
         solution: assistant messages of the reference.
         kinds: the tool kinds that the benchmark declares.
-        gold: the world of the same task whose rollout is the reference. It knows what calls change and which words are
-            owed, for all trials of the task. None: this world finds out for itself.
+        gold: the world of the same task whose rollout is the reference. It knows what calls change, which words are
+            owed and how the reference does, for all trials of the task. None: this world finds out for itself.
     """
 
     def __init__(
@@ -66,6 +66,10 @@ class DialogueWorld:
         """Play replays, equal dialogues once."""
         keys = [_key_of_replay(replay) for replay in replays]
         new = {key: replay for key, replay in zip(keys, replays, strict=True) if key not in self._known}
+        if self._gold is not self:
+            shared = {key: replay for key, replay in new.items() if self._dialogue.follows_reference(replay)}
+            self._known |= zip(shared, self._gold._outcomes([*shared.values()]), strict=True)
+            new = {key: replay for key, replay in new.items() if key not in shared}
         if new:
             dialogues = [self._dialogue.messages(replay) for replay in new.values()]
             texts = [json.dumps(messages) for messages in dialogues]

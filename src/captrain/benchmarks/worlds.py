@@ -181,10 +181,12 @@ class Worlds(ExitStack):
             raise _NoWorld  # a model plays the user
         name = rollout.task.id.partition("/")[2]
         known = (task for most in SIZES if (task := _tasks(target, most).get(name)))
-        task = rollout.task if rollout.environment == target.name else next(known, None)
+        is_own = rollout.environment == target.name
+        task = rollout.task if is_own else next(known, None)
         if task is None:
             raise _NoWorld
-        key = target.name, bytes_digest(task.model_dump_json().encode())
+        # A log of the environment itself holds its tasks, and may hold several of one name.
+        key = target.name, bytes_digest(task.model_dump_json().encode()) if is_own else name
         shared = self._contract_tasks.pop(key, None)
         if shared is None or len(shared.played) >= MOST_PLAYED:
             shared = ContractTask(target, task, kinds)

@@ -101,7 +101,7 @@ def _without_effects(
     if any(verdict.cause == "loop" for verdict in verdicts):
         looped = {peers[0].tool for peers in view.equal_calls if len(peers) >= REPEATS}
         verdicts = [v for v in verdicts if v.cause != "extra_write" or not {*v.tools} <= looped]
-    if is_foreign(view):
+    if verdicts and is_foreign(view):
         verdicts = [v for v in verdicts if v.cause in UNREFERENCED]
     if (slip := slip_of(view.rollout)) is not None:
         omissions = [v for edit, v in steps if edit.kind in ("insert", "say") and v.message >= slip[0] - 1]
