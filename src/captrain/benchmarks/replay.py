@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Literal, Protocol
 
 from captrain.contract import calls_of
@@ -32,6 +33,11 @@ class ReplayCall:
     tool: str
     arguments: JsonObject
     by: str = "assistant"
+
+    @cached_property
+    def key(self) -> tuple[str, str]:
+        """Tool and arguments, equal for equal calls."""
+        return self.tool, SORTED.encode(self.arguments)
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,6 @@ def logged_replay(rollout: Rollout) -> Replay:
     )
 
 
-def key_of(call: ReplayCall) -> tuple[str, str]:
-    """A key that is equal for equal calls."""
-    return call.tool, SORTED.encode(call.arguments)
-
-
 @dataclass(frozen=True)
 class _Placed:
     """A call with its place: the user's turn that it answers, and its message (None: one of its own)."""
@@ -135,7 +136,7 @@ class _Placed:
         return _Placed(call, self.turn, self.message)
 
 
-class _Course:
+class Course:
     """The assistant's messages of one dialogue: calls with their places, and the texts that close turns."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -156,7 +157,7 @@ class _Course:
                 self.calls += [_Placed(ReplayCall(*call), len(self.closings), number) for call in calls]
             else:
                 self.closings.append(text)
-        self.keys = [key_of(placed.call) for placed in self.calls]
+        self.keys = [placed.call.key for placed in self.calls]
         self.texts = tuple(text for text in (*self.contents.values(), *self.closings) if text.strip())
         """All texts that are not blank."""
 
@@ -165,23 +166,31 @@ class Dialogue:
     """Turns replays of one rollout's task into assistant messages.
 
     Args:
-        logged: the rollout's messages.
-        reference: assistant messages of the reference; empty for none.
+        logged: the course of the rollout.
+        reference: the course of the reference; an empty one for none.
     """
 
-    def __init__(self, logged: Sequence[Message], reference: Sequence[Message]) -> None:
-        self._logged, self._reference = _Course(logged), _Course(reference)
+    def __init__(self, logged: Course, reference: Course) -> None:
+        self._logged, self._reference = logged, reference
 
     def has_said(self, text: str) -> bool:
         """Return whether the rollout contains exactly this text."""
         return text in self._logged.texts
 
+    def follows_reference(self, replay: Replay) -> bool:
+        """Return whether a replay makes the reference's calls and says something else than the rollout.
+
+        Its messages are then the reference's.
+        """
+        keys = [call.key for call in replay.calls if call.by == "assistant"]
+        return keys == self._reference.keys and sorted(replay.texts) != sorted(self._logged.texts)
+
     def messages(self, replay: Replay) -> list[Message]:
         """The assistant messages to play."""
         calls = [call for call in replay.calls if call.by == "assistant"]
-        keys = [key_of(call) for call in calls]
+        keys = [call.key for call in calls]
         logged, reference = self._logged, self._reference
-        if keys == reference.keys and sorted(replay.texts) != sorted(logged.texts):
+        if self.follows_reference(replay):
             entries = [placed.with_call(call) for placed, call in zip(reference.calls, calls, strict=True)]
             return _written(reference, entries, replay, reference.closings)
         # If a dialogue was cut off in the middle of its calls and the replay ends, add the reference's remaining turns.
@@ -232,7 +241,7 @@ class Dialogue:
 
 
 def _written(
-    course: _Course, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
+    course: Course, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
 ) -> list[Message]:
     """Write placed calls as messages.
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import get_args
 
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.replay import Dialogue, Replay, ReplayCall, Replayed, ToolKind, key_of
+from captrain.benchmarks.replay import Course, Dialogue, Replay, ReplayCall, Replayed, ToolKind
 from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
@@ -36,12 +36,22 @@ class DialogueWorld:
         logged: the rollout's messages.
         solution: assistant messages of the reference.
         kinds: the tool kinds that the benchmark declares.
+        gold: the world of the same task whose rollout is the reference. It knows what calls change, which words are
+            owed and how the reference does, for all trials of the task. None: this world finds out for itself.
     """
 
-    def __init__(self, logged: Sequence[Message], solution: Sequence[Message], kinds: Mapping[str, ToolKind]) -> None:
+    def __init__(
+        self,
+        logged: Sequence[Message],
+        solution: Sequence[Message],
+        kinds: Mapping[str, ToolKind],
+        gold: "DialogueWorld | None" = None,
+    ) -> None:
         self.solution, self.kinds = solution, kinds
-        self._dialogue = Dialogue(logged, solution)
-        self.reference = tuple(ReplayCall(*call) for message in solution for call in calls_of(message))
+        self._gold = gold or self
+        self._course: Course = gold._course if gold else Course(solution)
+        self._dialogue = Dialogue(Course(logged), self._course)
+        self.reference = tuple(placed.call for placed in self._course.calls)
         self._changes: dict[tuple[str, str], bool] = {}
         self._known: dict[tuple[object, ...], PlayedDialogue] = {}
         """Outcomes by replay: a search for a repair asks for many of them again."""
@@ -56,6 +66,10 @@ class DialogueWorld:
         """Play replays, equal dialogues once."""
         keys = [_key_of_replay(replay) for replay in replays]
         new = {key: replay for key, replay in zip(keys, replays, strict=True) if key not in self._known}
+        if self._gold is not self:
+            shared = {key: replay for key, replay in new.items() if self._dialogue.follows_reference(replay)}
+            self._known |= zip(shared, self._gold._outcomes([*shared.values()]), strict=True)
+            new = {key: replay for key, replay in new.items() if key not in shared}
         if new:
             dialogues = [self._dialogue.messages(replay) for replay in new.values()]
             texts = [json.dumps(messages) for messages in dialogues]
@@ -68,7 +82,7 @@ class DialogueWorld:
     @property
     def owed(self) -> tuple[str, ...]:
         """See `captrain.benchmarks.World`."""
-        return self._owed
+        return self._gold._owed
 
     @cached_property
     def _owed(self) -> tuple[str, ...]:
@@ -115,7 +129,7 @@ class DialogueWorld:
             played = iter(run.calls)
             outcomes = [next(played, NOT_TAKEN) if call.by == "assistant" else NOT_TAKEN for call in replay.calls]
             changed = [
-                not is_refused and (self._matters(call) if change is None else change)
+                not is_refused and (self._gold._matters(call) if change is None else change)
                 for call, (_, is_refused, change) in zip(replay.calls, outcomes, strict=True)
             ]
             results, failed = [result for result, _, _ in outcomes], [is_refused for _, is_refused, _ in outcomes]
@@ -129,14 +143,13 @@ class DialogueWorld:
         """
         if self.kinds.get(call.tool) == "read" or not self.reference:
             return False
-        key = key_of(call)
-        if key not in self._changes:
-            remainder = tuple(entry for entry in self.reference if key_of(entry) != key)
+        if call.key not in self._changes:
+            remainder = tuple(entry for entry in self.reference if entry.key != call.key)
             calls = remainder if len(remainder) < len(self.reference) else (*self.reference, call)
             closing = (str(self.solution[-1].get("content") or ""),)
             runs = self._outcomes([Replay(entry, closing) for entry in (self.reference, calls)])
-            self._changes[key] = runs[0].passed and not runs[1].passed
-        return self._changes[key]
+            self._changes[call.key] = runs[0].passed and not runs[1].passed
+        return self._changes[call.key]
 
 
 class ContractTask:
@@ -154,6 +167,8 @@ class ContractTask:
         self.kinds: dict[str, ToolKind] = {**annotated(target.declared_tools), **kinds}
         self.played: dict[str, PlayedDialogue] = {}
         """See `DialogueWorld.played`."""
+        self.gold = ContractWorld(self, self.solution)
+        """The world whose rollout is the reference."""
 
 
 class ContractWorld(DialogueWorld):
@@ -164,8 +179,8 @@ class ContractWorld(DialogueWorld):
         logged: the rollout's messages.
     """
 
-    def __init__(self, shared: ContractTask, logged: Sequence[Message]) -> None:
-        super().__init__(logged, shared.solution, shared.kinds)
+    def __init__(self, shared: ContractTask, logged: Sequence[Message], gold: "ContractWorld | None" = None) -> None:
+        super().__init__(logged, shared.solution, shared.kinds, gold)
         self._target, self._task, self.played = shared.target, shared.task, shared.played
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:
@@ -256,7 +271,7 @@ class MilestoneWorld(WorkerDialogueWorld):
 
 def _key_of_replay(replay: Replay) -> tuple[object, ...]:
     """A key that is equal for replays that are played alike: the user's calls are not played."""
-    calls = tuple(key_of(call) for call in replay.calls if call.by == "assistant")
+    calls = tuple(call.key for call in replay.calls if call.by == "assistant")
     return calls, replay.texts, replay.ended
 
 

@@ -181,17 +181,19 @@ class Worlds(ExitStack):
             raise _NoWorld  # a model plays the user
         name = rollout.task.id.partition("/")[2]
         known = (task for most in SIZES if (task := _tasks(target, most).get(name)))
-        task = rollout.task if rollout.environment == target.name else next(known, None)
+        is_own = rollout.environment == target.name
+        task = rollout.task if is_own else next(known, None)
         if task is None:
             raise _NoWorld
-        key = target.name, bytes_digest(task.model_dump_json().encode())
+        # A log of the environment itself holds its tasks, and may hold several of one name.
+        key = target.name, bytes_digest(task.model_dump_json().encode()) if is_own else name
         shared = self._contract_tasks.pop(key, None)
         if shared is None or len(shared.played) >= MOST_PLAYED:
             shared = ContractTask(target, task, kinds)
         self._contract_tasks[key] = shared
         if len(self._contract_tasks) > MOST_OPEN:
             self._contract_tasks.pop(next(iter(self._contract_tasks)))
-        return ContractWorld(shared, rollout.messages)
+        return ContractWorld(shared, rollout.messages, shared.gold)
 
     def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
         """The workers of a benchmark with additions to their environment."""
@@ -234,7 +236,7 @@ class CallWorld:
         is_new = [key is None or key not in self._known for key in keys]
         # `asdict` would copy every value before it is written.
         written = [
-            {**vars(replay), "calls": [*map(vars, replay.calls)]}
+            {**vars(replay), "calls": [{"tool": c.tool, "arguments": c.arguments, "by": c.by} for c in replay.calls]}
             for replay, is_played in zip(replays, is_new, strict=True)
             if is_played
         ]

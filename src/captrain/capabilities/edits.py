@@ -147,17 +147,21 @@ class _Search:
         dropped = {call.place for edit in edits if edit.kind == "drop" for call in edit.calls}
         replaced = {edit.calls[0].place: edit.goal for edit in edits if edit.kind == "replace"}
         inserted = [edit for edit in edits if edit.kind == "insert"]
-        calls: list[Call] = []
-        for call in self._view.calls:
-            calls += [edit.goal for edit in inserted if edit.goal and edit.before == call.place]
-            calls += [replaced.get(call.place) or call] if call.place not in dropped else []
-        end = (None, len(self._view.calls))
-        calls += [edit.goal for edit in inserted if edit.goal and edit.before == end[1]]
-        calls += [edit.goal for edit in inserted if edit.goal and edit.before is None]
+        calls: list[ReplayCall] = []
+        for place, call in enumerate(self._replay.calls):
+            calls += [self._step(edit.goal) for edit in inserted if edit.goal and edit.before == place]
+            goal = replaced.get(place)
+            calls += [self._step(goal) if goal else call] if place not in dropped else []
+        end = len(self._replay.calls)
+        calls += [self._step(edit.goal) for edit in inserted if edit.goal and edit.before == end]
+        calls += [self._step(edit.goal) for edit in inserted if edit.goal and edit.before is None]
         texts = (*self._replay.texts, *(edit.text for edit in edits if edit.kind == "say"))
         is_ended = self._replay.ended or any(edit.kind == "end" for edit in edits)
-        steps = tuple(ReplayCall(call.tool, call.arguments, call.by) for call in calls)
-        return self._world.passes(Replay(steps, texts, is_ended))
+        return self._world.passes(Replay(tuple(calls), texts, is_ended))
+
+    def _step(self, goal: Call) -> ReplayCall:
+        """Return the call of the world's reference that a goal stands for."""
+        return self._world.reference[goal.place]
 
 
 def _goals_of(view: RolloutView, world: World) -> list[Call]:

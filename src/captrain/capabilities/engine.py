@@ -101,7 +101,7 @@ def _without_effects(
     if any(verdict.cause == "loop" for verdict in verdicts):
         looped = {peers[0].tool for peers in view.equal_calls if len(peers) >= REPEATS}
         verdicts = [v for v in verdicts if v.cause != "extra_write" or not {*v.tools} <= looped]
-    if is_foreign(view):
+    if verdicts and is_foreign(view):
         verdicts = [v for v in verdicts if v.cause in UNREFERENCED]
     if (slip := slip_of(view.rollout)) is not None:
         omissions = [v for edit, v in steps if edit.kind in ("insert", "say") and v.message >= slip[0] - 1]
@@ -126,8 +126,7 @@ def verdict_on(view: RolloutView, edit: Edit) -> Verdict:
     verdict = _first(view, _root_of(view, edit))
     if verdict.cause in FURTHER and (sequel := _sequel_of(view, edit)) is not None:
         verdict = _first(view, sequel)
-    calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
-    verdict = replace(verdict, tools=tuple(dict.fromkeys(call.tool for call in calls)))
+    verdict = replace(verdict, tools=edit.tools)
     if edit.kind == "insert" and edit.goal is not None and verdict.cause in ("missing_write", "partial_refusal"):
         # If no clause forbids this step, it is required even if the reference is wrong elsewhere. Steps with personal
         # data are excepted, because wrong references often have wrong personal data.

@@ -136,10 +136,11 @@ class _ToolEvidence:
                 self.passed_without.setdefault(tool, set()).add(rollout.task.id)
             self.passed_feeds.update(_feeds(acts))
             self.last.add(acts[-1].tool)
-        if goals := calls_in(rollout.reference, toolbox, ("assistant",)):
-            self.last.add(goals[-1].tool)
-            skipped = _tools(rollout.reference) - _tools(rollout.messages)
+        if due := [tool for tool, _ in _calls(rollout.reference)]:
+            self.last.add(due[-1])
+            skipped = {*due} - {act.tool for act in acts}
             if skipped and rollout.outcome == "failed":
+                goals = calls_in(rollout.reference, toolbox, ("assistant",))
                 for tool, (later, name) in product(skipped, _wrong_arguments(acts, goals)):
                     self.failed_without[tool, later, name] += 1
 
@@ -200,8 +201,13 @@ def _wrong_arguments(acts: Sequence[Call], goals: Sequence[Call]) -> set[tuple[s
     return {(tool, name) for tool, name, _ in actual - due} & names
 
 
+def _calls(messages: Iterable[Message]) -> Iterator[tuple[str, JsonObject]]:
+    """Yield tool and arguments of the assistant's calls."""
+    return (call for message in messages if message["role"] == "assistant" for call in calls_of(message))
+
+
 def _tools(messages: Iterable[Message]) -> set[str]:
-    return {tool for message in messages if message["role"] == "assistant" for tool, _ in calls_of(message)}
+    return {tool for tool, _ in _calls(messages)}
 
 
 def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[str]) -> dict[str, ToolKind]:
@@ -213,7 +219,7 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
     """
     idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
     kinds: dict[str, ToolKind] = {}
-    for rollout in rollouts:
+    for rollout in rollouts if unknown else ():
         open_tools = _tools(rollout.reference) & unknown - kinds.keys()
         pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)
         is_new = pending and rollout.task.id not in tasks and rollout.outcome != "error"
@@ -253,8 +259,9 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     sources, tools = (Counter[Flow](), Counter[Flow]()), set[str]()
     for rollout in rollouts:
         for flows, messages in zip(sources, (rollout.reference, rollout.messages), strict=True):
-            flows.update(_flows(calls_in(messages, toolbox, ("assistant",)), toolbox))
-            tools |= _tools(messages)
+            calls = [*_calls(messages)]
+            flows.update(_flows(calls, toolbox))
+            tools |= {tool for tool, _ in calls}
     changes = {tool for flows in sources for tool, *_ in flows}
     keys: dict[str, str] = {}
     for tool in sorted(changes):
@@ -270,20 +277,21 @@ def _keys(rollouts: Iterable[Rollout], toolbox: Toolbox) -> dict[str, str]:
     return keys | toolbox.shared_names(keys, tools, changes)
 
 
-def _flows(acts: Sequence[Call], toolbox: Toolbox) -> Iterator[Flow]:
+def _flows(calls: Iterable[tuple[str, JsonObject]], toolbox: Toolbox) -> Iterator[Flow]:
     """Yield the flows into each change, and one flow with empty names per change after a look-up, for counting.
 
     Numbers are matched only under the same argument name, text under any name.
     """
     names_by_value: dict[str, set[tuple[str, bool]]] = {}
-    for act in acts:
-        values = {name: value for name, value in act.arguments.items() if value and isinstance(value, str | int)}
-        if act.kind == "read":
+    for tool, arguments in calls:
+        kind = toolbox.kind(tool)
+        values = {name: value for name, value in arguments.items() if value and isinstance(value, str | int)}
+        if kind == "read":
             for name, value in values.items():
-                names_by_value.setdefault(str(value), set()).add((name, bool(toolbox.fields.get(act.tool))))
-        elif act.kind in CHANGES and names_by_value:
-            yield act.tool, "", "", False
+                names_by_value.setdefault(str(value), set()).add((name, bool(toolbox.fields.get(tool))))
+        elif kind in CHANGES and names_by_value:
+            yield tool, "", "", False
             for name, value in values.items():
                 for source, opens in names_by_value.get(str(value), ()):
                     if source == name or isinstance(value, str):
-                        yield act.tool, name, source, opens
+                        yield tool, name, source, opens

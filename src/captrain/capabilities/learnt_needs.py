@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from captrain.capabilities.association import LEVEL, Association, Key, Tally, Traits
 from captrain.capabilities.calls import Call, calls_in, order_traits, place_of, sourced
@@ -34,8 +35,8 @@ SIGNS = 4096
 
 def learn_needs(rollouts: Iterable[Rollout], toolbox: Toolbox) -> "Needs | None":
     """Learn the needs of rollouts. Return None if fewer than `FEWEST` have no reference."""
-    unreferenced = sum(rollout.outcome != "error" and not has_solution(rollout) for rollout in rollouts)
-    return Needs(rollouts, toolbox) if unreferenced >= FEWEST else None
+    unreferenced = (rollout for rollout in rollouts if rollout.outcome != "error" and not has_solution(rollout))
+    return Needs(rollouts, toolbox) if sum(1 for _ in islice(unreferenced, FEWEST)) == FEWEST else None
 
 
 def has_solution(rollout: Rollout) -> bool:

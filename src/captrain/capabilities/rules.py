@@ -338,19 +338,17 @@ class Rule:
 
     def applies(self, view: RolloutView, edit: Edit | None) -> Verdict | None:
         """The verdict on an edit of the rule's steps, or with None on the whole rollout."""
-        found, tools = None, tuple[str, ...]()
-        if edit is not None and self.sign is not None:
-            found = self.sign(view, edit)
-            calls = [*edit.calls, *([edit.goal] if edit.goal else [])]
-            tools = tuple(dict.fromkeys(call.tool for call in calls))
-        elif edit is None and self.log_sign is not None:
-            first = min(self.log_sign(view), default=None)
-            found, tools = (first[:2], first[2]) if first else (None, ())
+        found: LogSign | None = None
+        if edit is None:
+            found = min(self.log_sign(view), default=None) if self.log_sign else None
+        elif self.sign is not None and (shown := self.sign(view, edit)) is not None:
+            found = *shown, edit.tools
         if found is None:
             return None
-        message = min(found[0], max(0, len(view.messages) - 1))
+        message, evidence, tools = found
+        message = min(message, max(0, len(view.messages) - 1))
         grade = self._grade(view, edit, tools)
-        return Verdict(self.cause, message, found[1], grade, self.rank, self.is_inherent, tools)
+        return Verdict(self.cause, message, evidence, grade, self.rank, self.is_inherent, tools)
 
     def _grade(self, view: RolloutView, edit: Edit | None, tools: tuple[str, ...]) -> Grade:
         """Return the grade of a verdict of this rule. It is `OBSERVED` if it is unknown what one of its tools does."""
@@ -477,7 +475,7 @@ value, and the failed one copies it from an earlier message: the value is comput
 
 def possible_causes(view: RolloutView) -> set[str]:
     """The causes that a rollout could show: those with an occasion in it."""
-    arising = {find for find in FINDERS if any(True for _ in find(view, NO_VALUES))}
+    arising = {find for find in FINDERS if next(find(view, NO_VALUES), None) is not None}
     return {
         slug for slug, cause in CAUSES.items() if not arising.isdisjoint((*cause.occasions, *cause.further_occasions))
     }

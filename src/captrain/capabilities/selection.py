@@ -25,7 +25,7 @@ from captrain.capabilities.selection_rule import (
     mean_gap,
 )
 from captrain.errors import UserError
-from captrain.records import Capability, Label, RolloutLabels
+from captrain.records import Capability, RolloutLabels, Verdict
 from captrain.run import spec
 
 Floats = NDArray[np.float64]
@@ -174,7 +174,7 @@ def _arrays(
         counts[run, rollout] = row.count
         failed[rollout] = row.outcome == "failed"
         for slug, label in row.labels.items():
-            codes[slugs[slug], run, rollout] = code_of(label)
+            codes[slugs[slug], run, rollout] = code_of(label.verdict)
             is_candidate[slugs[slug], run] = True
     proven = None
     if needs is not None:
@@ -182,9 +182,9 @@ def _arrays(
     return Verdicts(codes, counts, is_candidate, failed, tasks, proven=proven)
 
 
-def code_of(label: Label) -> int:
-    """Return the code of a label's verdict (see `PRESENT`)."""
-    return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[label.verdict]
+def code_of(verdict: Verdict) -> int:
+    """Return the code of a verdict (see `PRESENT`)."""
+    return {"NA": 0, "PRESENT": PRESENT, "LACKING": LACKING}[verdict]
 
 
 def _terms(verdicts: Verdicts, row: int, lacking: Floats, present: Floats) -> Floats:

@@ -82,6 +82,12 @@ class Edit:
         return "drop handover" if self.kind == "drop" and self.calls[0].kind == "handover" else self.kind
 
     @property
+    def tools(self) -> tuple[str, ...]:
+        """The tools of its calls and of its goal."""
+        calls = (*self.calls, *((self.goal,) if self.goal else ()))
+        return tuple(dict.fromkeys(call.tool for call in calls))
+
+    @property
     def wrong(self) -> list[str]:
         """Names of the arguments that differ, for a call to be replaced."""
         return self.calls[0].differing(self.goal) if self.kind == "replace" and self.goal else []

@@ -9,7 +9,7 @@ Logs may be larger than memory: they are read rollout by rollout, a few times, a
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,7 @@ from captrain.diagnosis.rollouts import (
     with_references,
 )
 from captrain.interop import Logs
-from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, counted
+from captrain.records import Capability, Label, Rollout, RolloutLabels, Spool, Verdict, counted
 from captrain.run import SelectionSettings
 
 FEW = 10
@@ -101,26 +101,36 @@ class StreamedLabels:
 def label_of(row: DiagnosedRollout, kind: str) -> Label:
     """Return the label of a rollout for a kind of cause."""
     cause = row.lacking_cause(kind)
-    if cause is not None:
-        return Label(verdict="LACKING", evidence=cause.evidence, message=cause.message)
-    return Label(verdict="PRESENT") if kind in row.occasions else Label(verdict="NA")
+    verdict = verdict_of(row, kind)
+    return Label(verdict=verdict, evidence=cause.evidence, message=cause.message) if cause else Label(verdict=verdict)
+
+
+def verdict_of(row: DiagnosedRollout, kind: str) -> Verdict:
+    """Return the verdict of a rollout's label for a kind of cause."""
+    if row.lacking_cause(kind) is not None:
+        return "LACKING"
+    return "PRESENT" if kind in row.occasions else "NA"
 
 
 def label_causes(
-    rows: Spool[DiagnosedRollout], rollouts: Iterable[Rollout], runs: int, seed: int, toolbox: Toolbox
+    rows: Spool[DiagnosedRollout],
+    rollouts: Iterable[Rollout],
+    shown: Container[str],
+    runs: int,
+    seed: int,
+    toolbox: Toolbox,
 ) -> StreamedLabels:
     """Label the compared rollouts with every kind of cause that some failed rollout shows.
 
     Args:
         rows: all diagnosed rollouts.
         rollouts: the same, in the same order.
+        shown: the kinds of cause that some failed rollout shows.
         runs: number of resamples of the tasks.
         seed: of the resamples.
         toolbox: of the logs.
     """
-    failures = (row for row in rows if row.outcome == "failed" and row.standing != "spoilt")
-    failures_kinds = {cause.cause for row in failures for cause in row.lacking}
-    kinds = [kind for kind, entry in CAUSES.items() if entry.of_agent and kind in failures_kinds]
+    kinds = [kind for kind, entry in CAUSES.items() if entry.of_agent and kind in shown]
     examples: dict[str, list[Rollout]] = {kind: [] for kind in kinds}
     tools: dict[str, set[str]] = {kind: set() for kind in kinds}
     # Only a byte for each candidate and rollout stays in memory.
@@ -128,14 +138,15 @@ def label_causes(
     for row, rollout in zip(rows, rollouts, strict=True):
         if row.standing != "contrasted":
             continue
-        labels = {kind: label_of(row, kind) for kind in kinds}
-        codes.extend(code_of(label) for label in labels.values())
+        verdicts_of_row = [verdict_of(row, kind) for kind in kinds]
+        codes.extend(map(code_of, verdicts_of_row))
         # Most causes cannot be seen without a solution, so rollouts without one must not lower their coverage.
-        could.extend(has_solution(rollout) or label.verdict != "NA" for label in labels.values())
+        is_solved = has_solution(rollout)
+        could.extend(is_solved or verdict != "NA" for verdict in verdicts_of_row)
         failed.append(row.outcome == "failed")
         tasks.append(numbers.setdefault(row.task, len(numbers)))
-        for kind, label in labels.items():
-            if row.outcome == "failed" and label.verdict == "LACKING":
+        for kind, verdict in zip(kinds, verdicts_of_row, strict=True):
+            if row.outcome == "failed" and verdict == "LACKING":
                 tools[kind].update(row.tools)
                 if len(examples[kind]) < EXAMPLES:
                     examples[kind].append(rollout)
@@ -211,10 +222,10 @@ class Account:
     """Counts over diagnosed rollouts.
 
     standings: rollouts by their part in the comparison. passed, failed: of the compared ones. tasks: their first `FEW`
-    tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. unreferenced: rollouts
-    with neither reference nor milestones. unproven: rollouts whose world failed to replay them; then the first of them.
-    left_out: the first rollouts left out, by standing. seen: observations by name. doubts: likewise why passed rollouts
-    should not have passed.
+    tasks. failures: all failed rollouts. unexplained: failures without a cause. causes: by kind. shown: kinds of cause
+    that some failure shows in its label. unreferenced: rollouts with neither reference nor milestones. unproven:
+    rollouts whose world failed to replay them; then the first of them. left_out: the first rollouts left out, by
+    standing. seen: observations by name. doubts: likewise why passed rollouts should not have passed.
     """
 
     standings: Counter[Standing] = field(default_factory=Counter[Standing])
@@ -224,6 +235,7 @@ class Account:
     failures: int = 0
     unexplained: int = 0
     causes: dict[str, CauseTally] = field(default_factory=dict[str, CauseTally])
+    shown: set[str] = field(default_factory=set[str])
     unreferenced: int = 0
     unproven: int = 0
     first_unproven: DiagnosedRollout | None = None
@@ -263,6 +275,7 @@ class Account:
                 seen.setdefault(remark.name, ObservationTally()).add(row, remark)
         if row.outcome == "failed":
             self.failures += 1
+            self.shown.update(cause.cause for cause in row.lacking if row.standing != "spoilt")
             if (kind := counted_cause(row)) is None:
                 self.unexplained += 1
             else:
@@ -344,7 +357,7 @@ def diagnose(
     shortage, findings = account.shortage(len(agents)), collection.findings()
     if not account.passed or not account.failed:
         return Diagnosis(logs, diagnosed, findings, account, agents, None, None, shortage)
-    labels = label_causes(diagnosed.rollouts, logs.rollouts, runs, seed, diagnosed.toolbox)
+    labels = label_causes(diagnosed.rollouts, logs.rollouts, account.shown, runs, seed, diagnosed.toolbox)
     report = select_by_verdicts(labels.verdicts, labels.candidates, selection, count, seed).report
     if shortage:
         reason = "several agents" if len(agents) > 1 else "too few rollouts"

@@ -184,7 +184,7 @@ class RepairStep(Record):
     message: int
     evidence: str
     cause: str = ""
-    arguments: list[str] = []
+    arguments: list[str] = Field(default_factory=list)
 
 
 class DiagnosedRollout(Record):
@@ -205,16 +205,15 @@ class DiagnosedRollout(Record):
     outcome: Literal["passed", "failed", "error"]
     standing: Standing
     primary: RolloutCause | None = None
-    # A default list would be copied at each reading, at some cost.
-    secondary: list[RolloutCause] = Field(default_factory=list[RolloutCause])
-    observations: list[Remark] = Field(default_factory=list[Remark])
-    doubts: list[Remark] = Field(default_factory=list[Remark])
-    suspicions: list[str] = Field(default_factory=list[str])
-    occasions: list[str] = Field(default_factory=list[str])
-    lacking: list[RolloutCause] = Field(default_factory=list[RolloutCause])
-    tools: list[str] = Field(default_factory=list[str])
+    secondary: list[RolloutCause] = Field(default_factory=list)
+    observations: list[Remark] = Field(default_factory=list)
+    doubts: list[Remark] = Field(default_factory=list)
+    suspicions: list[str] = Field(default_factory=list)
+    occasions: list[str] = Field(default_factory=list)
+    lacking: list[RolloutCause] = Field(default_factory=list)
+    tools: list[str] = Field(default_factory=list)
     ended_by: str = ""
-    repairs: list[RepairStep] = Field(default_factory=list[RepairStep])
+    repairs: list[RepairStep] = Field(default_factory=list)
     unproven: str = ""
 
     @property

@@ -12,23 +12,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from captrain import environments
 from captrain.agents import PolicySource
 from captrain.benchmarks import load_benchmark
 from captrain.contract import CheckedEnvironment, calls_of
 from captrain.diagnosis.diagnosis import Diagnosis
-from captrain.environments import (
-    EMBEDDED,
-    Brief,
-    NoTemplate,
-    Standard,
-    SynthesisResult,
-    Synthesizer,
-    derivable,
-    make_brief,
-    make_standard,
-    publish_environments,
-    synthesize,
-)
 from captrain.errors import UserError
 from captrain.records import Capability, JsonObject, Message, Rollout, counted, digest, load, read_json
 from captrain.run import (
@@ -170,9 +158,9 @@ class SynthesisOrder:
     """An environment to make: settings, brief, the standard that it must meet, and its synthesizer."""
 
     spec: Spec
-    brief: Brief
-    standard: Standard
-    synthesizer: Synthesizer
+    brief: "environments.Brief"
+    standard: "environments.Standard"
+    synthesizer: "environments.Synthesizer"
 
 
 def read_diagnosis(diagnosis: Path, tools: Path | None = None) -> SynthesisInputs:
@@ -233,13 +221,13 @@ def possible_writers(diagnosis: Diagnosis) -> dict[str, Writer]:
             benchmark = _benchmark(evidence, spec, is_program=True)
         except Exception:  # a project's benchmark may be any code
             spec, benchmark = None, None
-    program = _synthesizer("", ModelAccess())
     for capability in labels.candidates:
         if benchmark is not None or not evidence.without_schema(evidence.tools):
             writers[capability.id] = "model"
         if spec is not None and benchmark is not None:
-            with suppress(NoTemplate):
-                program.synthesize(make_brief(capability, benchmark.tools, rollouts, spec.benchmark), [])
+            with suppress(environments.NoTemplate):
+                program = _synthesizer("", ModelAccess())
+                program.synthesize(environments.make_brief(capability, benchmark.tools, rollouts, spec.benchmark), [])
                 writers[capability.id] = "program"
     return writers
 
@@ -279,8 +267,10 @@ def order_synthesis(
         )
     logged = LoggedTasks(evidence.rollouts, evidence.tools)
     target = benchmark or CheckedEnvironment(logged, "the logs", digest([rollout.id for rollout in evidence.rollouts]))
-    standard = make_standard(target, spec.evaluation.tasks if benchmark else logged.size("test"), spec.environments)
-    brief = make_brief(capability, target.tools, evidence.rollouts, spec.benchmark if benchmark else None)
+    standard = environments.make_standard(
+        target, spec.evaluation.tasks if benchmark else logged.size("test"), spec.environments
+    )
+    brief = environments.make_brief(capability, target.tools, evidence.rollouts, spec.benchmark if benchmark else None)
     return SynthesisOrder(spec, brief, standard, _synthesizer(model, access))
 
 
@@ -293,7 +283,9 @@ def synthesis_cost(order: SynthesisOrder, access: ModelAccess) -> AskingCost:
     return AskingCost(rounds, read, rounds * LONGEST, access, most=True)
 
 
-def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> tuple[SynthesisResult, Path]:
+def synthesize_ordered(
+    order: SynthesisOrder, base: Path | None, out: Path
+) -> "tuple[environments.SynthesisResult, Path]":
     """Synthesize an environment, check every attempt, and write environment, passport and page.
 
     Args:
@@ -308,9 +300,11 @@ def synthesize_ordered(order: SynthesisOrder, base: Path | None, out: Path) -> t
         UserError: as `captrain.environments.synthesize`.
     """
     policy = PolicySource(order.spec.exploring(), base, order.spec.machine) if base is not None else None
-    result = synthesize(order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed)
+    result = environments.synthesize(
+        order.brief, order.synthesizer, policy, order.standard, order.spec.machine, order.spec.seed
+    )
     with user_outputs(out) as aside:
-        publish_environments([result], aside, aside, required=False)
+        environments.publish_environments([result], aside, aside, required=False)
     name = f"{result.capability.id}.py"
     return result, out / name if result.passed else out / "rejected" / name
 
@@ -334,8 +328,8 @@ def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> Ch
     if evidence.project is None:
         return None
     try:
-        if spec.benchmark.target != EMBEDDED and (is_program or not evidence.is_of_project):
-            derivable(spec.benchmark)
+        if spec.benchmark.target != environments.EMBEDDED and (is_program or not evidence.is_of_project):
+            environments.derivable(spec.benchmark)
         benchmark = load_benchmark(spec.benchmark, spec.machine)
     except UserError:
         if evidence.is_of_project:
@@ -344,8 +338,8 @@ def _benchmark(evidence: SynthesisInputs, spec: Spec, *, is_program: bool) -> Ch
     return None if evidence.without_schema(benchmark.tools) else benchmark
 
 
-def _synthesizer(model: str, access: ModelAccess) -> Synthesizer:
+def _synthesizer(model: str, access: ModelAccess) -> "environments.Synthesizer":
     settings: dict[str, object] = {"_target_": PROGRAM}
     if model:
         settings = {"_target_": SYNTHESIZER, "name": model, "temperature": 1.0, "max_tokens": LONGEST}
-    return build(Component.model_validate(settings), Synthesizer, access=access)
+    return build(Component.model_validate(settings), environments.Synthesizer, access=access)

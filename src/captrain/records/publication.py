@@ -19,6 +19,8 @@ from captrain.records.record import Record
 from captrain.records.text import forms_of_environment, json_without_secrets, without_secrets
 
 R = TypeVar("R", bound=Record)
+CHUNK = 1 << 16
+"""Bytes of a `Spool` that are read at once."""
 
 
 @contextmanager
@@ -112,7 +114,6 @@ class Spool(Generic[R]):
 
     def add(self, record: R) -> None:
         """Append a record."""
-        self._file.seek(self._end)
         self._end += self._file.write(_line_of(record, self._forms).encode())
         self._count += 1
 
@@ -125,12 +126,14 @@ class Spool(Generic[R]):
     @property
     def lines(self) -> Iterator[str]:
         """The records as lines of JSON, without secrets of the environment."""
-        return map(bytes.decode, self._lines())
+        return (f"{line.decode()}\n" for line in self._lines())
 
     def _lines(self) -> Iterator[bytes]:
-        offset = 0
+        offset, size = 0, CHUNK
         while offset < self._end:
-            self._file.seek(offset)  # another reader or writer may have moved the file position
-            line = self._file.readline()
-            offset += len(line)
-            yield line
+            self._file.flush()
+            # `pread` does not move the file position, at which `add` goes on writing.
+            lines, _, _ = os.pread(self._file.fileno(), size, offset).rpartition(b"\n")
+            yield from lines.split(b"\n") if lines else ()
+            offset += len(lines) + bool(lines)
+            size = CHUNK if lines else 2 * size  # the line is longer

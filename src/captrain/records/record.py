@@ -160,7 +160,8 @@ class Score(Record):
 
     reward: float
     success: bool
-    parts: dict[str, float] = {}
+    # Here and below: pydantic would copy a default list or object deeply at each reading.
+    parts: dict[str, float] = Field(default_factory=dict)
 
 
 class Usage(Record):
@@ -193,10 +194,10 @@ class Rollout(Record):
     policy: str
     adapter: str | None = None
     messages: list[Message]
-    reference: list[Message] = []
-    token_ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
+    reference: list[Message] = Field(default_factory=list)
+    token_ids: list[int] = Field(default_factory=list)
+    mask: list[int] = Field(default_factory=list)
+    logprobs: list[float] = Field(default_factory=list)
     usage: Usage = Usage()
     score: Score | None = None
     outcome: Literal["passed", "failed", "error"]
