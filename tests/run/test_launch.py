@@ -181,6 +181,23 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
 
 
+@pytest.mark.parametrize(("environment", "is_quiet"), [({"DVC_STAGE": "base"}, True), ({}, False)], ids=["stage", "own"])
+def test_an_interrupt_during_the_imports_of_a_stage_prints_no_traceback_and_other_programs_keep_theirs(
+    environment: dict[str, str], is_quiet: bool
+) -> None:
+    program = "import captrain, time\nprint('imported', flush=True)\ntime.sleep(60)"
+    others = {name: value for name, value in os.environ.items() if name != "DVC_STAGE"}
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], env=others | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
+    )  # fmt: skip
+    assert running.stdout is not None and running.stdout.readline() == "imported\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == -signal.SIGINT  # a shell says 130
+    assert ("Traceback" not in said) == is_quiet
+
+
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}
 
 

@@ -63,8 +63,11 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         if project is not None and str(project) not in sys.path:
             sys.path.insert(0, str(project))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), os.environ.get("PYTHONPATH")]))
+        before = signal.getsignal(signal.SIGINT)
         with clean_output():
             try:
+                if before is signal.SIG_DFL:  # as `captrain/__init__.py` set it
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                 if stage:
                     _run_stage(main, name)
                 else:
@@ -86,6 +89,9 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
                     # The reader of the pipe is gone, so the interpreter must not flush the remaining output.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(status) from None
+            finally:
+                if before is signal.SIG_DFL:  # no traceback while the interpreter ends either
+                    signal.signal(signal.SIGINT, before)
 
     return run
 
