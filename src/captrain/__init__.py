@@ -20,6 +20,7 @@ if (
 ):
     # Ctrl-C during the imports of a stage or command ends it without a traceback, until `entry_point` handles it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `captrain run` starts its stages with it blocked
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0"
