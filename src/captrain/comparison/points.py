@@ -131,11 +131,15 @@ def run(point: SweepPoint, root: Path) -> Path:
             ) as child,
         ):
             assert child.stdout is not None
-            for line in child.stdout:
-                file.write(clean(line))
-                file.flush()
-                if STAGE_LINE.match(line):
-                    print(f"{point.name}: {line.rstrip()}", flush=True)
+            try:
+                for line in child.stdout:
+                    file.write(clean(line))
+                    file.flush()
+                    if STAGE_LINE.match(line):
+                        print(f"{point.name}: {line.rstrip()}", flush=True)
+            except KeyboardInterrupt:
+                launch.end_children()
+                raise
         if child.returncode:
             lines = [
                 line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()

@@ -14,12 +14,10 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-import psutil
 import yaml
 
 from captrain import __version__
@@ -323,9 +321,7 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     try:
         outcome.result()
     except KeyboardInterrupt:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
+        launch.end_children()
         raise
 
 

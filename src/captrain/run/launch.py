@@ -185,6 +185,13 @@ def end_with_pipeline() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def end_children() -> None:
+    """End all processes that this process started, directly or not."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
 def _end_after(pid: int) -> None:
     """Wait until a process ends, then end this process."""
     with suppress(ProcessLookupError):  # it has ended already
