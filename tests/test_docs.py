@@ -6,6 +6,7 @@ covers it, or a comment before the fence says why it is not run. A new command t
 
 import ast
 import csv
+import os
 import re
 import shlex
 import shutil
@@ -18,7 +19,7 @@ import pytest
 import typer
 import yaml
 from support.browser import Browser
-from support.finished import Captrain
+from support.finished import GIT, Captrain
 from support.needs import further
 from support.pages import PAGES, ROOT, PageCommand, commands_of, run_command
 from typer.core import TyperGroup
@@ -37,6 +38,8 @@ RUN = (
     "captrain report",
     "captrain results",
     "dvc dag",
+    "dvc exp show",
+    "dvc plots diff",
     "dvc status",
     "lint-imports",
 )
@@ -56,6 +59,8 @@ COVERED = {
     "test_a_study_names_its_table_shares_points_and_can_be_overridden",
     "captrain-sweep -m selection": "tests/comparison/test_sweep.py::"
     "test_points_share_stages_and_fail_and_rerun_independently",
+    "dvc exp run -S selection": "tests/run/test_spec.py::"
+    "test_an_experiment_of_dvc_sets_a_setting_and_an_unknown_one_is_refused",
     "make figures WIDTH=3.3 OUT=paper": "tests/reporting/test_figures.py::"
     "test_texts_stay_apart_and_inside_and_are_large_enough_at_every_width",
     "make figures": "tests/reporting/test_studies.py::test_all_figures_redraw_to_the_same_bytes_without_torch",
@@ -117,9 +122,11 @@ def project(tmp_path_factory: pytest.TempPathFactory, committed: Path) -> Path:
     for page in ROOT.glob("*.md"):
         shutil.copy(page, root)
     shutil.copy(committed / "dvc.lock", root)
-    (root / ".dvc").mkdir()
+    shutil.copytree(ROOT / ".dvc/plots", root / ".dvc/plots")
     shutil.copy(ROOT / ".dvc/config", root / ".dvc")
-    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    shutil.copy(ROOT / ".gitignore", root)
+    for words in ("init -q", "add -A", "commit -qm all"):
+        subprocess.run(["git", *words.split()], cwd=root, check=True, env=os.environ | GIT)
     diagnosed = run_command("captrain diagnose docs/examples/servicedesk.jsonl --out out", root)
     assert diagnosed.returncode == 0, diagnosed.stderr
     (root / "artifacts/rollouts").mkdir(parents=True)
@@ -148,6 +155,24 @@ def test_a_command_on_a_page_does_what_it_says(line: str, project: Path, captrai
         status, out, err = done.returncode, done.stdout, done.stderr
     assert status == 0, f"{out}\n{err}"
     assert out.strip()
+
+
+def test_the_results_of_one_setting_have_few_columns_no_warning_and_leave_no_file_for_git(project: Path) -> None:
+    metrics = project / "results/evaluation/metrics.json"
+    before = metrics.read_text()
+    metrics.write_text(re.sub(r"(\d)(,?)$", r"\g<1>7\2", before, flags=re.MULTILINE))
+    try:
+        [show] = [line for line in COMMANDS if line.startswith("dvc exp show")]
+        head, *_ = run_command(f"{show} --md", project).stdout.splitlines()
+        [plots] = [line for line in COMMANDS if line.startswith("dvc plots diff")]
+        drawn = run_command(plots, project)
+    finally:
+        metrics.write_text(before)
+    columns = [column.strip() for column in head.strip("|").split("|")]
+    assert {"pass_rate.base", "pass_rate.trace"} <= {*columns} and len(columns) <= 12
+    assert "dvc_plots/index.html" in drawn.stdout and "WARNING" not in drawn.stdout + drawn.stderr
+    ignored = subprocess.run(["git", "check-ignore", "dvc_plots/index.html"], cwd=project, check=False)
+    assert ignored.returncode == 0
 
 
 @pytest.mark.parametrize("text", SELECTIONS)

@@ -6,7 +6,21 @@ captrain or one of its packages is cheap: an exported name (`__init__.pyi`) is i
 libraries such as torch inside the functions that need them.
 """
 
+import os
+import signal
+import sys
+import threading
+
 import lazy_loader
+
+if (
+    ("DVC_STAGE" in os.environ or os.path.basename(sys.argv[0]) in ("captrain", "captrain-sweep"))
+    and threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    # Ctrl-C during the imports of a stage or command ends it without a traceback, until `entry_point` handles it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `captrain run` starts its stages with it blocked
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0"

@@ -181,6 +181,57 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
 
 
+SLOW_IMPORTS = """
+import os, pathlib, time
+pathlib.Path("pid-stage").write_text(str(os.getpid()))
+while not pathlib.Path("imported").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.needs("proc")
+@pytest.mark.parametrize(
+    "command",
+    [[sys.executable, "-c", RUN_PIPELINE], [str(Path(sys.executable).parent / "dvc"), "repro"]],
+    ids=["captrain", "dvc"],
+)
+def test_a_stage_whose_pipeline_ended_during_its_imports_ends(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_IMPORTS + SLOW_STAGE)
+    (tmp_path / "dvc.yaml").write_text("stages: {slow: {cmd: python slow.py, outs: [never]}}\n")
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    running = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PATH": path}, stderr=subprocess.DEVNULL)
+    pid = tmp_path / "pid-stage"
+    until(lambda: pid.exists() and bool(pid.read_text()))
+    running.kill()
+    running.wait()
+    (tmp_path / "imported").touch()
+    until(lambda: not alive(int(pid.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_quiet"), [({"DVC_STAGE": "base"}, True), ({}, False)], ids=["stage", "other"]
+)
+def test_an_interrupt_during_the_imports_of_a_stage_prints_no_traceback_and_other_programs_keep_theirs(
+    environment: dict[str, str], is_quiet: bool
+) -> None:
+    program = "import captrain, time\nprint('imported', flush=True)\ntime.sleep(60)"
+    others = {name: value for name, value in os.environ.items() if name != "DVC_STAGE"}
+    running = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=others | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
+    )
+    assert running.stdout is not None and running.stdout.readline() == "imported\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == -signal.SIGINT  # a shell says 130
+    assert ("Traceback" not in said) == is_quiet
+
+
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}
 
 

@@ -116,7 +116,7 @@ def run(point: SweepPoint, root: Path) -> Path:
         workspace = prepare(point, root)
         # A killed run leaves DVC's lock behind, and on another node its process ids belong to other processes.
         (workspace / ".dvc/tmp/rwlock").unlink(missing_ok=True)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1", launch.PIPELINE: str(os.getpid())}
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
         if (workspace / "src/captrain").is_dir():
             # Run the workspace's code, which DVC hashes, not the installed code. A user's project has no src/.
@@ -131,11 +131,15 @@ def run(point: SweepPoint, root: Path) -> Path:
             ) as child,
         ):
             assert child.stdout is not None
-            for line in child.stdout:
-                file.write(clean(line))
-                file.flush()
-                if STAGE_LINE.match(line):
-                    print(f"{point.name}: {line.rstrip()}", flush=True)
+            try:
+                for line in child.stdout:
+                    file.write(clean(line))
+                    file.flush()
+                    if STAGE_LINE.match(line):
+                        print(f"{point.name}: {line.rstrip()}", flush=True)
+            except KeyboardInterrupt:
+                launch.end_children()
+                raise
         if child.returncode:
             lines = [
                 line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()
@@ -204,6 +208,7 @@ def reproduce(locks: Path) -> None:
     The process ends with the sweep, also if the sweep is killed or interrupted.
     """
     launch.end_with_pipeline()
+    os.environ[launch.PIPELINE] = str(os.getpid())
     import networkx
     from dvc.exceptions import ReproductionError
     from dvc.repo import Repo

@@ -19,7 +19,7 @@ from captrain.records import publish_text
 from captrain.run import find_project, shipped
 
 Example = Literal["calendar"]
-IGNORED = "/artifacts/\n/.cache/\n/report/\n/.venv\n__pycache__/\n.pytest_cache/\n.*.tmp\n"
+IGNORED = "/artifacts/\n/.cache/\n/report/\n/dvc_plots/\n/.venv\n__pycache__/\n.pytest_cache/\n.*.tmp\n"
 DVC_CONFIG = "[core]\n    analytics = false\n    autostage = false\n"
 DVC_IGNORED = "/config.local\n/tmp\n/cache\n"
 UNSEEN = "# Patterns as in .gitignore: what DVC never looks at.\n.cache\n.venv\n__pycache__\n*.pyc\n.pytest_cache\n"

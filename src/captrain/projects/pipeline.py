@@ -10,6 +10,7 @@ import difflib
 import logging
 import os
 import runpy
+import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +38,7 @@ from captrain.run import (
     Spec,
     expand_stages,
     files_below,
+    launch,
     reached_code,
     read_stages,
     row_of,
@@ -307,15 +309,20 @@ def prepare_dvc(root: Path) -> None:
 
 
 def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
-    """Run `dvc repro TARGETS`. An interrupt ends the running stage (see `launch.end_with_pipeline`).
+    """Run `dvc repro TARGETS`. An interrupt ends the running stage, even if it still imports its libraries.
 
     Raises:
         UserError: a stage failed, or DVC cannot run.
     """
+    os.environ[launch.PIPELINE] = str(os.getpid())
     # DVC ignores interrupts while a stage runs, but only in the main thread.
     outcome = Future[None]()
     Thread(target=_reproduce, args=(root, targets, outcome), daemon=True).start()
-    outcome.result()
+    try:
+        outcome.result()
+    except KeyboardInterrupt:
+        launch.end_children()
+        raise
 
 
 def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> None:
@@ -323,6 +330,8 @@ def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> N
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    # Stages inherit this, so that Ctrl-C prints no traceback while their interpreter starts (`captrain/__init__.py`).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with Repo(str(root)) as repo:
             repo.reproduce(targets=[*targets])  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method

@@ -58,8 +58,11 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
         # Libraries make millions of permanent objects. With the default threshold, garbage collection takes a fifth of
         # the import time.
         gc.set_threshold(100_000, 20, 100)
+        before = signal.getsignal(signal.SIGINT)
         with clean_output():
             try:
+                if before is signal.SIG_DFL:  # as `captrain/__init__.py` set it
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                 _import_from_project()
                 if stage:
                     _run_stage(main, name)
@@ -82,6 +85,9 @@ def entry_point(main: Callable[[], str | None], *, stage: bool = True, name: str
                     # The reader of the pipe is gone, so the interpreter must not flush the remaining output.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(status) from None
+            finally:
+                if before is signal.SIG_DFL:  # no traceback while the interpreter ends either
+                    signal.signal(signal.SIGINT, before)
 
     return run
 

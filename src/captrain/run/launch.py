@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 WORKER = "CAPTRAIN_WORKER"
 """Environment variable that is set in worker processes. Its value is the worker's `gpu_sets`."""
 
+PIPELINE = "CAPTRAIN_PIPELINE"
+"""Environment variable with the id of the process that runs the pipeline."""
+
 PR_SET_PDEATHSIG = 1
 POOLS = 3
 """Most pools of workers per run. If a worker dies, its pool breaks, and a new pool takes the unfinished items."""
@@ -166,14 +169,27 @@ def _begin_worker(parent: int, counter: "Synchronized[int]", machine: Machine, o
 def end_with_pipeline() -> None:
     """Make this process end when the process that runs the pipeline ends. Further calls change nothing.
 
-    The pipeline's process is the nearest Python process among the ancestors. It may not be the parent: DVC starts a
-    stage through a shell, and some shells (dash) wait for the stage and outlive the pipeline.
+    captrain names that process to its stages. For `dvc repro` it is the nearest Python process among the ancestors. It
+    may not be the parent: DVC starts a stage through a shell, and some shells (dash) wait for the stage and outlive the
+    pipeline.
     """
+    if PIPELINE in os.environ:
+        Thread(target=_end_after, args=(int(os.environ[PIPELINE]),), daemon=True).start()
+        return
     for process in psutil.Process().parents():
         with suppress(psutil.Error):
             if Path(process.exe()).name.startswith("python"):
                 Thread(target=_end_after, args=(process.pid,), daemon=True).start()
                 return
+    if "DVC_STAGE" in os.environ:  # DVC ended while this stage imported its libraries
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_children() -> None:
+    """End all processes that this process started, directly or not."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
 
 
 def _end_after(pid: int) -> None:
