@@ -47,7 +47,7 @@ def serve(
     row: Annotated[
         str,
         typer.Option(
-            help="Row of the table that --route plays: trace, by the run's router, or a row with one adapter or mixture."
+            help="Row of the table that --route plays: trace, with the run's router, or one with a single adapter."
         ),
     ] = "trace",
     upstream: Annotated[
@@ -119,9 +119,7 @@ def _routed_agent(model: Path, name: str, row: str, upstream: str, key: str) -> 
     return routed.RoutedEndpoint(client, choose, folder_of, "captrain", name)
 
 
-def _player_of_row(
-    row: str, is_vllm: bool
-) -> "tuple[endpoints.Choose, Callable[[str], Path | None], dict[str, Path]]":
+def _player_of_row(row: str, is_vllm: bool) -> "tuple[endpoints.Choose, Callable[[str], Path | None], dict[str, Path]]":
     """Return what answers conversations for a row: the choice of an arm, the arm's folder, and the arms to load now."""
     from captrain.comparison import TRACE, adapter_of_route, adapter_of_row
     from captrain.models import is_mixture
