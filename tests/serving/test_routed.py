@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from captrain.agents.local import LocalPolicy
 from captrain.agents.openai import OpenAIPolicy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.cli.serve import _routed_agent
+from captrain.models import Adapter, Mixture, MixtureParts, adapter_digest, load_module, save_mixture
 from captrain.routing.router import opening
 from captrain.run import load_spec
 from captrain.serving.endpoint import ChatServer
@@ -166,7 +168,7 @@ def test_every_test_task_is_answered_by_the_adapter_of_the_table_of_routes(
     spec, benchmark = load_spec(Path("results/spec.yaml")), None
     benchmark = load_benchmark(spec.benchmark, spec.machine)
     routes = pd.read_csv("results/routes/routes.csv").set_index("task")["chosen"]
-    endpoint = _routed_agent(Path("artifacts/base"), "base", "", "")
+    endpoint = _routed_agent(Path("artifacts/base"), "base", "trace", "", "")
     with TestClient(endpoint.application(Protection()), base_url="http://localhost") as client:
         given = {}
         for task in evaluation_tasks(benchmark, spec.evaluation):
@@ -174,6 +176,62 @@ def test_every_test_task_is_answered_by_the_adapter_of_the_table_of_routes(
             assert answer.status_code == 200, answer.text
             given[task.id] = answer.headers[HEADER]
     assert given == routes.to_dict() and len({*given.values()}) > 1
+
+
+@pytest.fixture(scope="module")
+def with_mixture(smoke: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, with a row `mixture` over its adapters."""
+    folder = shutil.copytree(smoke, tmp_path_factory.mktemp("mixture") / "run", symlinks=True)
+    index = {name: entry for name, entry in json.loads((folder / INDEX).read_text()).items() if entry["path"]}
+    parts = {name: Adapter(str(folder / entry["path"]), entry["digest"]) for name, entry in index.items()}
+    mixture = Mixture(load_module(folder / "artifacts/base", "float64"), MixtureParts(parts, "global"))
+    save_mixture(mixture, folder / "artifacts/mixture/gates")
+    content = adapter_digest(folder / "artifacts/mixture/gates")
+    row = {"digest": content, "path": "artifacts/mixture/gates", "rollouts": 8, "discarded": 0}
+    (folder / "results/mixture/index.json").write_text(json.dumps({"mixture": row}))
+    return folder
+
+
+def test_the_mixture_answers_every_conversation_when_its_row_is_served(with_mixture: Path) -> None:
+    spec = load_spec(with_mixture / "results/spec.yaml")
+    benchmark = load_benchmark(spec.benchmark, spec.machine)
+    asked = [benchmark.open(task).messages for task in benchmark.tasks("test", 3)]
+    body = {"temperature": 0, "max_tokens": 4, "seed": 1, "tools": benchmark.tools, "logprobs": True}
+    command = [sys.executable, "-c", "from captrain.cli.app import main; main()", "serve", "--port", "0"]
+    command += ["--route", "--row", "mixture"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=with_mixture) as process:
+        try:
+            assert process.stdout is not None
+            *_, address = process.stdout.readline().split()
+            with httpx2.Client(base_url=f"{address}/", timeout=120) as client:
+                answers = [client.post("chat/completions", json={**body, "messages": messages}) for messages in asked]
+        finally:
+            process.terminate()
+    assert [answer.headers[HEADER] for answer in answers] == ["mixture"] * 3
+    acting = LocalPolicy(with_mixture / "artifacts/base", batch=4, temperature=1.0, max_turns=4, max_tokens=12)
+    server = ChatServer(acting, "base", {"mixture": with_mixture / "artifacts/mixture/gates"})
+    with TestClient(application(server), base_url="http://localhost") as plain:
+        for messages, answer in zip(asked, answers, strict=True):
+            direct, base = (complete(plain, messages, **body, model=model).json() for model in ("mixture", "base"))
+            assert answer.json()["choices"] == direct["choices"]
+            assert answer.json()["choices"][0]["logprobs"] != base["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--row", "mixture"], "need --route"),
+        (["--route", "--row", "mixtur"], "did you mean mixture?"),
+        (["--route", "--row", "single"], "no adapter for row single"),
+        (["--route", "--row", "gepa"], "no adapter for row gepa"),
+        (["--route", "--row", "mixture", "--upstream", "http://localhost:1/v1"], "vLLM cannot serve row mixture"),
+    ],
+)
+def test_a_row_that_cannot_be_served_is_refused(
+    with_mixture: Path, captrain: Captrain, arguments: list[str], said: str
+) -> None:
+    status, _, err = captrain(with_mixture, "serve", "--port", "0", *arguments)
+    assert status == 2 and said in err and "remedy: " in err
 
 
 def test_the_command_says_which_adapter_a_first_message_would_be_given_and_why(

@@ -15,7 +15,7 @@ import pytest
 from support.adapters import lora
 from support.stages import stage
 from support.training import ROOT, inside, job, passport, project
-from transformers import Trainer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer
 
 from captrain.agents.local import LocalPolicy
 from captrain.benchmarks import load_benchmark
@@ -156,21 +156,28 @@ def test_killed_gates_resume_to_the_same_bytes(
         assert (resumed.digest, resumed.history, content) == (whole.digest, whole.history, files(whole))
 
 
-def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def row_project(folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
+    """Make a project up to TRACE's adapters whose row `mixture` gets 32 rollouts for its gates."""
     for name in ("PROMPTS", "TARGET_PROMPTS"):
         monkeypatch.setattr(import_module("captrain.comparison.baselines.mixture"), name, 3)
-    more = ["baselines.mixture.run=true", "baselines.mixture.start=0", "baselines.mixture.group_size=4"]
-    more += ["baselines.mixture.groups_per_step=2", "baselines.mixture.share=0.5"]
-    folder = project(tmp_path / "project", tiny, "alpha", "beta", rollouts=32, more=more)
+    overrides = ["baselines.mixture.run=true", "baselines.mixture.start=0", "baselines.mixture.group_size=4"]
+    overrides += ["baselines.mixture.groups_per_step=2", "baselines.mixture.share=0.5", *more]
+    project(folder, base, "alpha", "beta", rollouts=32, more=overrides)
     places: Any = {"rollouts": ("diagnosis", "", 8), "environments": ("calibration", "alpha", 5)}
     places["adapters"] = ("training", "alpha", 64)
     for name, (purpose, item, spent) in places.items():
         entry = LedgerEntry(stage=name, purpose=purpose, method="trace", item=item, rollouts=spent)
         publish(folder / f"results/{name}/ledger.jsonl", [entry])
+    return folder
+
+
+def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = row_project(tmp_path / "project", tiny, monkeypatch)
     assert stage(folder, "mixture") == 0
-    entries = {name: load(folder / f"results/{name}/ledger.jsonl", LedgerEntry) for name in (*places, "mixture")}
+    stages = ("rollouts", "environments", "adapters", "mixture")
+    entries = {name: load(folder / f"results/{name}/ledger.jsonl", LedgerEntry) for name in stages}
     assert [entry.rollouts for entry in entries["mixture"]] == [16, 16, 32]
     ledger = [entry for part in entries.values() for entry in part]
     assert spending([TRACE, "mixture"], ledger, ["alpha", "beta"], {}) == {TRACE: 77, "mixture": 77}
@@ -179,3 +186,21 @@ def test_the_rollouts_of_gates_come_out_of_the_total_of_trace(
     gates = pd.read_csv(folder / "results/mixture/gates.csv")
     assert {"alpha", "beta"} < {*gates["place"]} and {*gates["adapter"]} == {"alpha", "beta"}
     assert gates["weight"].between(0, 1).all()
+
+
+def test_the_row_and_its_controls_run_on_a_llama_in_float32_as_smollm_does(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    more = ["policy.precision=float32", "machine.accelerate.precision=float32", "baselines.mixture.controls=true"]
+    folder = row_project(tmp_path / "project", tmp_path / "llama", monkeypatch, *more)
+    assert stage(folder, "mixture") == 0
+    gates = pd.read_csv(folder / "results/mixture/gates.csv").set_index("mixture")["weight"]
+    assert {*gates.index} == {"mixture", "mixture:uniform", "mixture:random"}
+    assert (gates["mixture:uniform"] == 0.5).all() and (gates["mixture:random"] != 0.5).all()

@@ -1,5 +1,6 @@
 """Commands that serve the base and its adapters."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,12 @@ def serve(
             "--route", help="Serve one agent that answers each conversation with the adapter it is routed to."
         ),
     ] = False,
+    row: Annotated[
+        str,
+        typer.Option(
+            help="Row of the table that --route plays: trace, with the run's router, or one with a single adapter."
+        ),
+    ] = "trace",
     upstream: Annotated[
         str, typer.Option(help="Base URL of a vLLM server of the base, used instead of the engine here; needs --route.")
     ] = "",
@@ -59,11 +66,11 @@ def serve(
     if routed:
         if adapters or folders:
             raise UserError("--route serves the adapters of the run", "leave out --lora-modules and --adapters-from")
-        agent = _routed_agent(model, name, upstream, upstream_key)
+        agent = _routed_agent(model, name, row, upstream, upstream_key)
         server.run_application(agent.application(protection), agent.name, host, port, protection)
         return
-    if upstream or upstream_key:
-        raise UserError("--upstream and --upstream-key-env need --route", "add --route")
+    if upstream or upstream_key or row != "trace":
+        raise UserError("--row, --upstream and --upstream-key-env need --route", "add --route")
     try:
         modules = dict(server.pair(adapter) for adapter in adapters or [])
     except ValueError as error:
@@ -91,29 +98,37 @@ def _conversations() -> "ConversationRouter":
     return ConversationRouter(spec, root / "artifacts/base", root / "results", root / "artifacts")
 
 
-def _routed_agent(model: Path, name: str, upstream: str, key: str) -> "endpoints.RoutedEndpoint":
-    """Build the routed agent of this project, in front of a server or of the engine in this process."""
+def _routed_agent(model: Path, name: str, row: str, upstream: str, key: str) -> "endpoints.RoutedEndpoint":
+    """Build the agent of a row of this project, in front of a server or of the engine in this process."""
     import os
 
     import httpx2
 
-    from captrain.comparison import adapter_of_route
     from captrain.serving import routed, server
 
     if key and not os.environ.get(key):
         raise UserError(f"environment variable {key} is not set", f"export {key}=...")
-    conversations, root = _conversations(), project_root()
+    choose, folder_of, modules = _player_of_row(row, bool(upstream))
     headers = {"authorization": f"Bearer {os.environ[key]}"} if key else {}
     if upstream:
         client = httpx2.AsyncClient(base_url=upstream.rstrip("/") + "/", headers=headers, timeout=routed.PATIENCE)
     else:
-        embedded = server.embedded_server(model, name, {})
+        embedded = server.embedded_server(model, name, modules)
         transport = httpx2.ASGITransport(server.routes(embedded))
         client = httpx2.AsyncClient(base_url="http://localhost/v1/", transport=transport, timeout=routed.PATIENCE)
-    return routed.RoutedEndpoint(
-        client,
-        lambda messages: conversations.choose(messages)[0],
-        lambda arm: adapter_of_route(root, arm),
-        "captrain",
-        name,
-    )
+    return routed.RoutedEndpoint(client, choose, folder_of, "captrain", name)
+
+
+def _player_of_row(row: str, is_vllm: bool) -> "tuple[endpoints.Choose, Callable[[str], Path | None], dict[str, Path]]":
+    """Return what answers conversations for a row: the choice of an arm, the arm's folder, and the arms to load now."""
+    from captrain.comparison import TRACE, adapter_of_route, adapter_of_row
+    from captrain.models import is_mixture
+
+    root = project_root()
+    if row == TRACE:
+        conversations = _conversations()
+        return lambda messages: conversations.choose(messages)[0], lambda arm: adapter_of_route(root, arm), {}
+    folder = adapter_of_row(root, row)
+    if is_vllm and is_mixture(folder):
+        raise UserError(f"vLLM cannot serve row {row}, a mixture of adapters", "leave out --upstream")
+    return lambda _: row, lambda _: folder, {row: folder}

@@ -1,4 +1,5 @@
 from .arms import adapter_of_route as adapter_of_route
+from .arms import adapter_of_row as adapter_of_row
 from .arms import all_routes as all_routes
 from .baselines.baseline import CALIBRATION as CALIBRATION
 from .baselines.baseline import DIAGNOSIS as DIAGNOSIS

@@ -14,11 +14,13 @@ import pandas as pd
 from captrain.agents import LIBRARIES, SHARDS, check_ranks, collect, floor_scores, load_policy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER
+from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import ADAPTERS, BASE, IDLE, TRACE, partial_stages
 from captrain.contract import CheckedEnvironment, Policy
+from captrain.errors import UserError
 from captrain.models import Adapter, compose, parse_composition, require_trained
 from captrain.records import Record, Rollout, read_index, read_json, read_table
-from captrain.run import Component, Spec, launch, takes
+from captrain.run import Component, Spec, alternatives, launch, takes
 
 COMPOSITIONS = Path(".cache/compositions")
 COMPOSITION_BATCHES = 4
@@ -252,6 +254,22 @@ def adapter_of_route(root: Path, route: str) -> Path | None:
     for member in members.values():
         require_trained(member, "adapters")
     return Path(compose(members, weights, root / COMPOSITIONS).folder)
+
+
+def adapter_of_row(root: Path, row: str) -> Path:
+    """Return the folder of the adapter, or of the mixture, that plays all tasks of a row.
+
+    Raises:
+        UserError: there is no such row, this run has no adapter for it, or the adapter was altered.
+    """
+    if row not in baselines():
+        raise UserError(f"there is no row {row}", alternatives(row, [TRACE, *baselines()]))
+    entry = read_index(root / f"results/{row}/index.json").get(row)
+    if entry is None or not entry.path:
+        remedy = "run the pipeline with a row that trains one, for example baselines.mixture.run=true"
+        raise UserError(f"this run has no adapter for row {row}", remedy)
+    adapter = Adapter(str(root / entry.path), entry.digest)
+    return Path(require_trained(adapter, row).folder)
 
 
 def composition_arms(folder: Path, arms_by_name: Mapping[str, Arm], routes: pd.DataFrame) -> Iterator[Arm]:

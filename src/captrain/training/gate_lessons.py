@@ -197,7 +197,7 @@ def untrained_gates(name: str, base: Path, spec: Spec, parts: MixtureParts, seed
     """
     from captrain.models import Mixture, draw_normal, load_module  # torch
 
-    mixture = Mixture(load_module(base, "float64"), parts)
+    mixture = Mixture(load_module(base, spec.machine.accelerate.precision), parts)
     if seed is not None:
         random = np.random.Generator(np.random.PCG64(seed))
         for gate in mixture.linears:
@@ -240,7 +240,7 @@ def opened_gates(spec: Spec, base: Path, folder: Path, places: Mapping[str, Prom
     from captrain.models import Mixture, load_gates, load_module
 
     policy = learner(spec.exploring(), base, spec.machine, PURPOSE)
-    module, parts = load_module(base, "float64").eval(), mixture_parts(folder)
+    module, parts = load_module(base, spec.machine.accelerate.precision).eval(), mixture_parts(folder)
     for adapter in parts.adapters.values():
         require_trained(adapter, "mixture")
     mixture = Mixture(module, replace(parts, decide="prompt"))
