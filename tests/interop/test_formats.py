@@ -275,7 +275,7 @@ def test_a_file_with_mostly_unreadable_entries_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "reference", ["done", [{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]]
+    "reference", [[{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]]
 )
 def test_an_invalid_reference_is_refused(reference: object, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"

@@ -162,8 +162,10 @@ def test_numbered_steps_of_a_file_are_one_run_whose_score_stands_beside_it(tmp_p
     ("document", "remedy"),
     [
         ("#### mend it\n\nI mended it.\n", "a transcript in Markdown or plain text holds no calls"),
-        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}, "result": "b"}]}] * 2},
+        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}}]}] * 2},
          "add --messages execution_results"),
+        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}, "result": "b"}]}] * 2},
+         "--scores FILE"),
         ([{"type": "user", "name": name, "text": "likes tea a lot"} for name in "ab"], "docs/formats.md"),
         ([{"type": "PushEvent", "actor": {"login": name}} for name in "ab"], "docs/formats.md"),
         ([{"step": step, "action": "click", "result": "ok", "task_id": f"t{step}"} for step in (1, 2)],

@@ -31,10 +31,13 @@ CREDENTIAL = re.compile(
     re.IGNORECASE,
 )
 DROPPED = "[dropped]"
-NAMES = ("name", "tool_name", "toolName", "tool", "function", "action")
-ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args")
+NAMES = ("name", "tool_name", "toolName", "tool", "function", "action", "api_name")
+ARGUMENTS = (
+    *("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args"),
+    *("toolInput", "inputParameters", "params_as_json", "param_dict"),
+)
 """Names of the fields of a call that hold its name (`NAMES`) and its arguments, in various tools' notations."""
-CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId")
+CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId", "request_id")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,13 @@ def call_of(entry: object) -> CallEntry | None:
     return call_entry(name, arguments, call_id) if name else None
 
 
+def listed_calls(item: Mapping[str, object]) -> object:
+    """Return the calls in a field beside a message's text, a list in most tools; None if it has none."""
+    more = item.get("additional_kwargs")
+    places = [item, more] if isinstance(more, Mapping) else [item]
+    return next((place[name] for place in places for name in ("tool_calls", "toolCalls") if place.get(name)), None)
+
+
 def calling(calls: list[CallEntry], text: str = "") -> Message:
     """Return an assistant message with these calls."""
     return {"role": "assistant", "content": text, "tool_calls": calls}
@@ -301,4 +311,5 @@ def _text_of_part(part: object) -> str:
     if not isinstance(part, dict):
         return str(part)
     text = part.get("text") or (part.get("content") if part.get("type") in ("text", "output_text") else "")
+    text = text.get("value") if isinstance(text, Mapping) else text  # OpenAI's Assistants
     return text if isinstance(text, str) else ""

@@ -73,7 +73,7 @@ def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
     known = {*ROLES, *OTHER_ROLES}
     kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
     is_foreign = any(is_one(row) for row in rows for is_one in kinds) or not any("role" in row for row in rows)
-    is_plain = is_foreign or all(str(row.get("role")).lower() in known for row in rows)
+    is_plain = is_foreign or all(str(row.get("role")).lower() in known or speaker_of(row) for row in rows)
     shown = [row for row in rows if row.get("role") != "exit"]
     return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=task_of(path))
 
