@@ -106,16 +106,17 @@ def messages_in(row: Foreign) -> list[object] | None:
     """
     for name in MESSAGES:
         value = loaded(row.get(name))
-        if isinstance(value, list) and (name == MESSAGES[0] or not value or any(map(is_message, value))):
-            return _oldest_first(value)
+        turns = [*map(bare, value)] if isinstance(value, list) else None
+        if turns is not None and (name == MESSAGES[0] or not turns or any(map(is_message, turns))):
+            return oldest_first(turns)
     if is_message(row):
         return None
-    lists = [[*map(_bare, part)] for part in row.values() if isinstance(part, list) and part]
+    lists = [[*map(bare, part)] for part in row.values() if isinstance(part, list) and part]
     lists = [part for part in (*lists, *_numbered(row)) if all(map(is_message, part)) and is_spoken(part)]
-    return _oldest_first(max(lists, key=len, default=None))
+    return oldest_first(max(lists, key=len, default=None))
 
 
-def _bare(item: object) -> object:
+def bare(item: object) -> object:
     """Return the message that an object wraps, such as a choice of a completion. Any other object is returned as is."""
     if not isinstance(item, Mapping) or "role" in item or "type" in item:
         return item
@@ -131,7 +132,7 @@ def _numbered(row: Foreign) -> Iterator[list[object]]:
         yield [row[match[0]] for match in names if match[1] == stem]
 
 
-def _oldest_first(messages: list[object] | None) -> list[object] | None:
+def oldest_first(messages: list[object] | None) -> list[object] | None:
     """Reverse a list of messages whose times fall, as some APIs list the newest first."""
     first = messages[0] if messages else None
     name = next((name for name in TIMES if isinstance(first, Mapping) and name in first), "")

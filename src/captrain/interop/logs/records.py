@@ -183,7 +183,9 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
 def _flat(value: object) -> list[Foreign]:
     """Return the objects in a list if they have no id and hold only texts, numbers and truth values; else []."""
     objects = _objects(value)
-    is_flat = all(not isinstance(part, dict | list) and name not in IDS for row in objects for name, part in row.items())
+    is_flat = all(
+        not isinstance(part, dict | list) and name not in IDS for row in objects for name, part in row.items()
+    )
     return objects if is_flat and isinstance(value, list) and len(objects) == len(value) else []
 
 

@@ -141,7 +141,11 @@ def of_fields(value: object) -> list[Message]:
     """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
     messages: list[Message] = []
     for item in value if isinstance(value, list) else []:
-        fields = [(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)] if isinstance(item, Mapping) else []
+        fields = (
+            [(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)]
+            if isinstance(item, Mapping)
+            else []
+        )
         if len(fields) != 1:
             return []
         [(name, part)] = fields

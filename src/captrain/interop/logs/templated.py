@@ -1,6 +1,7 @@
 """Rollouts as the text that a model saw: a prompt and its completion in a chat template, as trainers dump them.
 
-The markers of ChatML and of Llama 3 separate the messages. Calls stay text, which `written` reads where a result follows.
+The markers of ChatML and of Llama 3 separate the messages. Calls stay text; `written` reads them where a result
+follows.
 """
 
 import re

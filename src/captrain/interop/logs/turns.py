@@ -37,7 +37,9 @@ OF_SPEAKER = {
     **dict.fromkeys(("system", "developer", "systemprompt"), "system"),
     **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation", "api"), "tool"),
     **dict.fromkeys(("toolcallresult", "functionresult"), "tool"),
-    **dict.fromkeys(("toolcall", "toolcalls", "toolcallinvocation", "functioncall", "reasoning", "thinking"), "assistant"),
+    **dict.fromkeys(
+        ("toolcall", "toolcalls", "toolcallinvocation", "functioncall", "reasoning", "thinking"), "assistant"
+    ),
 }
 """Name of a speaker or type of a turn, in lower case and letters only -> role."""
 LISTED_RESULTS = ("tool_results", "toolResults")

@@ -1,0 +1,145 @@
+"""Rows in other tools' layouts: the same question, call, result and answer are read from each, with the outcome."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.interop import read_logs
+from captrain.interop.logs.outcomes import Choices
+from captrain.records import JsonObject as Row
+
+ASKED, ANSWER = "Read A1.", "It is red."
+QUESTION, SAID = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWER}
+SPOKEN = [("user", ASKED), ("assistant", [("read", {"id": "A1"})]), ("tool", "red"), ("assistant", ANSWER)]
+CALL = {"tool": "read", "tool_input": {"id": "A1"}}
+TEMPLATE = {
+    "ChatML": "<|im_start|>{}\n{}<|im_end|>\n",
+    "Llama 3": "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>",
+}
+
+
+def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[object]]]:
+    """The outcome of each rollout, with who said or called what in it."""
+    log = folder / "log.json"
+    log.write_text(json.dumps(document))
+    logs = read_logs([log], choices=Choices(outcome))
+    return [
+        (rollout.outcome, [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages])
+        for rollout in logs.rollouts
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input": ASKED, "output": ANSWER, "intermediate_steps": [[{**CALL, "log": ""}, "red"]]},
+        {"input": ASKED, "output": ANSWER, "intermediate_steps": [[["read", '{"id": "A1"}', ""], "red"]]},
+        {"query": ASKED, "answer": "the right one", "agent_thoughts": [
+            {"thought": "", **CALL, "observation": "red"},
+            {"thought": ANSWER, "tool": "", "tool_input": "", "observation": ""}]},
+        {"input": ASKED, "actualOutput": ANSWER, "expectedOutput": "It is blue.",
+         "toolsCalled": [{"name": "read", "inputParameters": {"id": "A1"}, "output": "red"}]},
+        {"problem_statement": ASKED, "output": ANSWER, "trajectory_steps": [
+            {"action": "<function=read>\n<parameter=id>A1</parameter>\n</function>", "observation": "red"}]},
+    ],
+)  # fmt: skip
+def test_steps_with_results_are_read_under_any_name_with_the_question_and_the_last_words(
+    row: Row, tmp_path: Path
+) -> None:
+    assert read(tmp_path, [{**row, "success": False}]) == [("failed", SPOKEN)]
+
+
+def test_the_tools_and_the_right_calls_of_a_row_are_no_trace(tmp_path: Path) -> None:
+    gold = [{"name": "read", "arguments": {"id": "A1"}, "output": "red"}]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+    for row in ({"expected_calls": gold}, {"tools": tools}):
+        with pytest.raises(UserError, match="it holds no dialogue"):
+            read(tmp_path, [{"task_id": "t", **row, "success": False}])
+
+
+def test_a_list_whose_objects_hold_one_field_each_is_a_trace(tmp_path: Path) -> None:
+    fields = [{"Goal": ASKED}, {"Action": "read[A1]"}, {"Observation": "red"}, {"Progress Rate": 0.5}]
+    row = {"trajectory": [{**field, "id": 0} for field in fields], "success": True}
+    assert read(tmp_path, [row]) == [
+        ("passed", [SPOKEN[0], ("assistant", [("read", {"input": "A1"})]), ("tool", "red")])
+    ]
+
+
+@pytest.mark.parametrize("template", TEMPLATE.values(), ids=TEMPLATE)
+def test_texts_in_a_chat_template_are_taken_apart(template: str, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"id": "A1"}}\n</tool_call>'
+    result = "<tool_response>\nred\n</tool_response>"
+    prompt, opening = template.format("user", ASKED), template.partition("{}")[0]
+    turns = [("assistant", call), ("user", result), ("assistant", ANSWER)]
+    output = "".join(template.format(*turn) for turn in turns)
+    [(outcome, spoken)] = read(tmp_path, [{"input": prompt, "output": output, "gts": "red", "score": 0.0}])
+    assert opening and outcome == "failed"
+    assert spoken == [*SPOKEN[:2], ("tool", result), SPOKEN[3]]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [{"messages": [QUESTION, SAID]}] * 2},
+        {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [[QUESTION, SAID]] * 2},
+        {"evaluations": [{"id": name, "reward": name == "a"} for name in "ab"],
+         "runs": [{"id": name, "messages": [QUESTION, SAID]} for name in "ab"]},
+        {"checks": [{"name": name, "passed": True} for name in "abc"],
+         "runs": [{"messages": [QUESTION, SAID], "reward": reward} for reward in (1, 0)]},
+    ],
+)  # fmt: skip
+def test_outcomes_that_stand_before_the_dialogues_are_not_taken_for_rows(document: Row, tmp_path: Path) -> None:
+    said = [("user", ASKED), ("assistant", ANSWER)]
+    assert read(tmp_path, document) == [("passed", said), ("failed", said)]
+
+
+def test_a_text_as_reference_is_the_right_answer_and_no_dialogue(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": [QUESTION, SAID], "reference": "blue", "reward": 0}))
+    [rollout] = read_logs([tmp_path / "log.jsonl"]).rollouts
+    assert rollout.task.data["expected"] == {"reference": "blue"} and rollout.reference == []
+
+
+def test_numbered_messages_are_a_dialogue(tmp_path: Path) -> None:
+    row = {"original_task": ASKED, "message_2": SAID, "message_1": QUESTION, "success": True}
+    assert read(tmp_path, [row]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_messages_whose_texts_captrain_does_not_know_are_refused(tmp_path: Path) -> None:
+    turns = [{"role": role, "body": {"words": ASKED}} for role in ("user", "assistant")]
+    with pytest.raises(UserError, match="no message of its user holds a text.*role, body") as refusal:
+        read(tmp_path, [{"messages": turns, "reward": 0}])
+    assert '{"messages"' in refusal.value.remedy
+
+
+def test_a_score_is_named_as_outcome_whatever_its_name(tmp_path: Path) -> None:
+    row = {"id": "r", "input": [QUESTION], "output": [SAID], "scores": {"Factuality": 1}}
+    with pytest.raises(UserError) as refusal:
+        read(tmp_path, [row])
+    assert refusal.value.remedy == "add --outcome scores.Factuality"
+    assert read(tmp_path, [row], "scores.Factuality") == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_a_table_of_scores_that_lacks_rows_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("".join(
+        json.dumps({"task_id": name, "messages": [QUESTION, SAID]}) + "\n" for name in "abc"
+    ))  # fmt: skip
+    (tmp_path / "scores.csv").write_text("task_id,reward\na,1\n")
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path / "log.jsonl"], tmp_path / "scores.csv")
+    assert refusal.value.remedy.startswith("add a row for each rollout") and "\nb,1" in refusal.value.remedy
+
+
+def test_a_result_beside_a_dialogue_is_not_reported_as_a_file_without_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "messages.json").write_text(json.dumps([QUESTION, SAID]))
+        (tmp_path / name / "report.json").write_text(json.dumps({"passed": name == "one"}))
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path])
+    assert "no dialogue" not in str(refusal.value) and refusal.value.remedy == "add --outcome passed"
+    assert [rollout.outcome for rollout in read_logs([tmp_path], choices=Choices("passed")).rollouts] == [
+        "passed", "failed",
+    ]  # fmt: skip
