@@ -85,10 +85,6 @@ def test_texts_in_a_chat_template_are_taken_apart(template: str, tmp_path: Path)
     [
         {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [{"messages": [QUESTION, SAID]}] * 2},
         {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [[QUESTION, SAID]] * 2},
-        {"evaluations": [{"id": name, "reward": name == "a"} for name in "ab"],
-         "runs": [{"id": name, "messages": [QUESTION, SAID]} for name in "ab"]},
-        {"checks": [{"name": name, "passed": True} for name in "abc"],
-         "runs": [{"messages": [QUESTION, SAID], "reward": reward} for reward in (1, 0)]},
     ],
 )  # fmt: skip
 def test_outcomes_that_stand_before_the_dialogues_are_not_taken_for_rows(document: Row, tmp_path: Path) -> None:
