@@ -139,3 +139,52 @@ def test_a_result_beside_a_dialogue_is_not_reported_as_a_file_without_one(tmp_pa
     assert [rollout.outcome for rollout in read_logs([tmp_path], choices=Choices("passed")).rollouts] == [
         "passed", "failed",
     ]  # fmt: skip
+
+
+def test_results_of_promptfoo_are_read_with_what_the_grader_says(tmp_path: Path) -> None:
+    def row(number: int, output: object, **more: object) -> Row:
+        prompt = {"raw": json.dumps([QUESTION]), "label": "a long text"}
+        return {"testIdx": number, "promptIdx": 0, "prompt": prompt, "response": {"output": output}, **more}
+
+    wrong = {"success": False, "failureReason": 1, "error": "not blue", "gradingResult": {"reason": "not blue"}}
+    calls = [{"type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}]
+    rows = [row(0, ANSWER, **wrong), row(1, calls, success=True, failureReason=0),
+            row(2, None, success=False, failureReason=2, error="timeout")]  # fmt: skip
+    (tmp_path / "log.json").write_text(json.dumps({"evalId": "e", "results": {"version": 3, "results": rows}}))
+    failed, passed, broken = read_logs([tmp_path / "log.json"]).rollouts
+    assert (failed.outcome, failed.task.data["grading"], failed.error) == ("failed", "not blue", None)
+    assert passed.outcome == "passed" and calls_of(passed.messages[-1]) == [("read", {"id": "A1"})]
+    assert (broken.outcome, broken.error) == ("error", "timeout")
+
+
+def test_records_of_openai_s_evals_are_joined_by_sample(tmp_path: Path) -> None:
+    event = {"run_id": "r", "event_id": 0, "sample_id": "s.1"}
+    rows = [
+        {"spec": {"eval_name": "e"}},
+        {**event, "type": "sampling", "data": {"prompt": [QUESTION], "sampled": [ANSWER]}},
+        {**event, "type": "match", "data": {"correct": False, "expected": "blue", "picked": "red"}},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [rollout] = read_logs([tmp_path / "log.jsonl"]).rollouts
+    assert (rollout.task.id, rollout.outcome) == ("chat/s.1", "failed")
+    assert [message["content"] for message in rollout.messages] == [ASKED, ANSWER]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_trace_of_a_bedrock_agent_is_one_dialogue(wrapped: bool, tmp_path: Path) -> None:
+    request = {"text": json.dumps({"system": "Read.", "messages": [QUESTION]})}
+    given = {"function": "read", "parameters": [{"name": "id", "type": "string", "value": "A1"}]}
+    steps = [
+        {"modelInvocationInput": request},
+        {"rationale": {"text": "look"}},
+        {"invocationInput": {"invocationType": "ACTION_GROUP", "actionGroupInvocationInput": given}},
+        {"observation": {"type": "ACTION_GROUP", "actionGroupInvocationOutput": {"text": "red"}}},
+        {"modelInvocationInput": request},
+        {"observation": {"type": "FINISH", "finalResponse": {"text": ANSWER}}},
+    ]
+    events = [{"trace": {"orchestrationTrace": step}} if wrapped else {"orchestrationTrace": step} for step in steps]
+    (tmp_path / "log.json").write_text(json.dumps([{"sessionId": "s", "trace": event} for event in events]))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\n")
+    [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
+    spoken = [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages]
+    assert spoken == [("system", "Read."), *SPOKEN] and rollout.outcome == "passed"

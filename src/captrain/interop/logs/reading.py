@@ -26,6 +26,7 @@ from captrain.interop.logs import (
     agentdojo,
     answers,
     atif,
+    bedrock,
     bfcl,
     chat,
     exchange,
@@ -34,8 +35,10 @@ from captrain.interop.logs import (
     langsmith,
     medagent,
     nemo_gym,
+    openai_evals,
     openhands,
     own,
+    promptfoo,
     requests,
     sessions,
     spans,
@@ -107,6 +110,7 @@ TRACES = (
     TraceFormat("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
     TraceFormat("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
     TraceFormat("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+    TraceFormat("OpenAI evals", openai_evals.recognizes_evals, openai_evals.evals_runs),
     requests.REQUESTS_OF_TRACES,
 )
 ROWS = (
@@ -126,6 +130,7 @@ ROWS = (
     medagent.MEDAGENT,
     adk.ADK,
     toolbench.TOOLBENCH,
+    promptfoo.PROMPTFOO,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -136,7 +141,14 @@ ROWS = (
     templated.TEMPLATED,
 )
 """Row formats in the order they are tried, the most specific first."""
-FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE, requests.REQUESTS_OF_RUN, steps.STEPS_OF_FILE)
+FILES = (
+    sessions.SESSIONS,
+    openhands.EVENTS,
+    bedrock.BEDROCK,
+    speakers.DIALOGUE,
+    requests.REQUESTS_OF_RUN,
+    steps.STEPS_OF_FILE,
+)
 """Formats of files that hold exactly one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\

@@ -127,13 +127,19 @@ def rows_in(document: Foreign, is_row: Callable[[Foreign], bool]) -> Iterator[tu
     """Yield (place, row) for the rows inside a JSON document.
 
     The rows are the document's longest list of objects, if possible one with rows of a known format, as `is_row` tells.
-    Without such a list, they are the document's members if nearly all of these are objects; a member's name is then its
-    `task_id`. The document's model and task are added to every row, and what the document's other members say of it.
+    Such a list may also be in the only member that holds one. Without a list, they are the document's members if nearly
+    all of these are objects; a member's name is then its `task_id`. The document's model and task are added to every
+    row, and what the document's other members say of it.
     """
     shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
     lists = {name: objects for name, part in document.items() if (objects := _objects(part))}
+    known = {name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))}
+    holders = [part for part in [*document.values()][:FIRST] if isinstance(part, dict) and not known]
+    holders = [part for part in holders if not is_row(part) and _has_rows(part, is_row)]
+    if len(holders) == 1:
+        yield from rows_in({**shared, **holders[0]}, is_row)
+        return
     if lists:
-        known = {name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))}
         name = max(known or lists, key=lambda name: len(document[name]))
         rows = [(f"{name} {number}", row) for number, row in enumerate(with_siblings(document, name), start=1)]
     else:
@@ -141,6 +147,11 @@ def rows_in(document: Foreign, is_row: Callable[[Foreign], bool]) -> Iterator[tu
         is_table = len(objects) >= max(1, len(document) - len(shared) - 2)
         rows = [(f"entry {plain(name)}", {"task_id": name, **row}) for name, row in objects.items()] if is_table else []
     yield from ((place, {**shared, **row} if isinstance(row, dict) else row) for place, row in rows)
+
+
+def _has_rows(holder: Foreign, is_row: Callable[[Foreign], bool]) -> bool:
+    """Return whether a list of an object has rows of a known format."""
+    return any(is_row(row) for part in holder.values() for row in _objects(part)[:FIRST])
 
 
 def _objects(value: object) -> list[Foreign]:
