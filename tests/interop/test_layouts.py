@@ -188,3 +188,44 @@ def test_the_trace_of_a_bedrock_agent_is_one_dialogue(wrapped: bool, tmp_path: P
     [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
     spoken = [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages]
     assert spoken == [("system", "Read."), *SPOKEN] and rollout.outcome == "passed"
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}
+ACTING = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
+WHOLE = [QUESTION, ACTING, {"role": "tool", "tool_call_id": "c1", "content": "red"}]
+REPLY = {"choices": [{"message": SAID}]}
+JSON_CALL = [{"name": "read", "arguments": {"id": "A1"}}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"object": "chat.completion", "messages": WHOLE, **REPLY},
+        {"request_id": "r", "request_body": {"messages": WHOLE}, "response_body": REPLY},
+        {"task": {"question": ASKED}, "steps": [
+            {"observation": {"question": ASKED}, "action": [CALLED], "chat_completions": WHOLE[:2]},
+            {"observation": {"c1": "red"}, "action": ANSWER, "chat_completions": [*WHOLE, SAID]}]},
+        {"conversations": [QUESTION, {"role": "assistant", "function_call": JSON_CALL},
+                           {"role": "observation", "content": "red"}, SAID]},
+    ],
+)  # fmt: skip
+def test_a_request_with_its_reply_is_a_whole_dialogue(row: Row, tmp_path: Path) -> None:
+    assert read(tmp_path, [{**row, "success": True}]) == [("passed", SPOKEN)]
+
+
+def test_rows_as_content_of_a_message_are_not_dropped(tmp_path: Path) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"state": "red"}]}
+    [(_, spoken)] = read(tmp_path, [{"messages": [QUESTION, ACTING, result, SAID], "reward": 1}])
+    assert spoken[2] == ("tool", '[{"state": "red"}]')
+
+
+def test_what_was_seen_before_the_first_action_is_no_result(tmp_path: Path) -> None:
+    steps = [{"action": None, "observation": "a hall"}, {"action": "look", "observation": "a desk"}]
+    [(_, spoken)] = read(tmp_path, [{"goal": ASKED, "history": steps, "success": True}])
+    acted = [("assistant", [("action", {"input": "look"})]), ("tool", "a desk")]
+    assert spoken == [("user", ASKED), ("user", "a hall"), *acted]
+
+
+def test_a_message_of_an_api_is_the_agent_s(tmp_path: Path) -> None:
+    turns = [{"role": "userMessage", "content": ASKED}, {"role": "apiMessage", "content": ANSWER}]
+    assert read(tmp_path, [{"messages": turns, "reward": 1}]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]

@@ -191,6 +191,8 @@ PHOENIX = {
           for name, call, reply in (("a", FIRST, REPLIES[0]), ("b", SECOND, REPLIES[1]))], SPOKEN),
         ([{"session_id": "t1", **call, "response": reply, "status": "success"}
           for call, reply in ((FIRST, REPLIES[0]), (SECOND, REPLIES[1]))], SPOKEN),
+        ([{"session_id": "t1", "request": json.dumps(call), "response": json.dumps(reply)}
+          for call, reply in ((FIRST, REPLIES[0]), (SECOND, REPLIES[1]))], SPOKEN),
     ],
 )  # fmt: skip
 def test_calls_of_a_model_are_joined_by_their_trace_or_file(

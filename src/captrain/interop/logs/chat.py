@@ -184,7 +184,8 @@ def _is_assistants(message: object) -> bool:
 
 def _reply(row: Foreign) -> list[object]:
     """Return the reply in a field beside the messages, in OpenAI's or Anthropic's response format. [] if missing."""
-    reply = loaded(row.get("response") or row.get("original_response"))
+    stored = row if row.get("object") == "chat.completion" else None
+    reply = loaded(row.get("response") or row.get("original_response") or stored)
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         reply = choices[0].get("message")
@@ -386,8 +387,9 @@ def chat_message(item: object) -> Message:
         if not isinstance(calls, list):
             raise ValueError("its tool_calls are not a list")
         message["tool_calls"] = [_chat_call(loaded(call)) for call in calls]
-    if isinstance(item.get("function_call"), Mapping) and message["role"] == "assistant" and not calls:
-        message["tool_calls"] = [_chat_call(item["function_call"])]
+    called = item.get("function_call")
+    if isinstance(called, Mapping | list) and called and message["role"] == "assistant" and not calls:
+        message["tool_calls"] = [_chat_call(call) for call in (called if isinstance(called, list) else [called])]
     if isinstance(item.get("informs"), list):
         message["informs"] = [str(value) for value in item["informs"]]
     if message["role"] == "assistant" and isinstance(item.get("name"), str):

@@ -18,7 +18,10 @@ from captrain.interop.logs.traces import TraceFormat, TraceRun
 
 TRACE = ("weave_task_id", "trace_id", "traceId")
 SESSION = ("session_id", "sessionId")
-REQUESTS, ANSWERS = ("input", "inputs"), ("output", "outputs")
+REQUESTS = ("input", "inputs", "request", "request_body")
+ANSWERS = ("output", "outputs", "response", "response_body")
+TRACED = ("input", "inputs", "span_data")
+"""Fields of rows that a tracer wrote. Any other log of requests may name their session only."""
 SURE = OUTCOMES.index("score")
 """Number of names in `OUTCOMES` that mean nothing but an outcome."""
 LOGGED, REPLY = "messages", "response"
@@ -31,7 +34,7 @@ def _call(row: Foreign) -> tuple[object, object]:
     place = data if isinstance(data, Mapping) else row
     request = next((loaded(place[name]) for name in REQUESTS if place.get(name)), None)
     answer = next((loaded(place[name]) for name in ANSWERS if place.get(name)), None)
-    if request is None and answer is None:
+    if request is None:
         messages, reply = loaded(row.get(LOGGED)), loaded(row.get(REPLY))
         last = messages[-1] if isinstance(messages, list) and messages else None
         if isinstance(reply, Mapping) and isinstance(last, Mapping) and last.get("role") != "assistant":
@@ -40,8 +43,8 @@ def _call(row: Foreign) -> tuple[object, object]:
 
 
 def _names(row: Foreign) -> tuple[str, ...]:
-    """Return the fields that may name the trace of a row. A row of a proxy's log may name its session only."""
-    return (*TRACE, *SESSION) if REPLY in row and not any(name in row for name in REQUESTS) else TRACE
+    """Return the fields that may name the trace of a row."""
+    return TRACE if any(name in row for name in TRACED) else (*TRACE, *SESSION)
 
 
 def _recognizes(row: Foreign) -> bool:

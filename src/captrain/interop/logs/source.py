@@ -299,9 +299,14 @@ def literal(text: str) -> object:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content. Parts are joined, None becomes "", and other values become JSON."""
+    """Return the text of a message's content. Parts are joined, None becomes "", and other values become JSON.
+
+    A list of objects that are no parts, such as the rows of a result, becomes JSON, too.
+    """
     if isinstance(content, list):
-        return "".join(_text_of_part(part) for part in content)
+        text = "".join(_text_of_part(part) for part in content)
+        is_data = not text and any(isinstance(part, dict) and part and "type" not in part for part in content)
+        return json.dumps(content, ensure_ascii=False) if is_data else text
     if isinstance(content, dict):
         return _text_of_part(content) or json.dumps(content, ensure_ascii=False)
     return "" if content is None else str(content)

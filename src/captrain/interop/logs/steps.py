@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import chat_row, is_message, is_spoken
+from captrain.interop.logs.chat import chat_row, is_message, is_spoken, messages_in
 from captrain.interop.logs.outcomes import DEEPEST, LAST, at
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
@@ -196,6 +196,10 @@ def _of_action(step: Foreign) -> Iterator[Message]:
     said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
     action = next((step[name] for name in ACTIONS if step.get(name)), None)
     call = call_of(action) if isinstance(action, Mapping) else None
+    if isinstance(action, list) and action and all(map(call_of, action)):
+        yield calling([call for part in action if (call := call_of(part))], said)
+        yield from _results_of(action, step)
+        return
     if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
         yield calling([call_entry(name, given) for part in action for name, given in part.items() if given], said)
         yield from _results(step)
@@ -209,8 +213,11 @@ def _of_action(step: Foreign) -> Iterator[Message]:
         call = (
             call_entry(written[1], {"input": written[2]}) if written else call_entry("action", {"input": str(action)})
         )
-    yield calling([call] if call else [], said)
     seen = next((step[name] for name in outputs if step.get(name) is not None), None)
+    if call is None and not said:  # what was seen before the first action
+        yield from [{"role": "user", "content": text_of(seen)}] if seen else []
+        return
+    yield calling([call] if call else [], said)
     if seen is not None and (call or seen):
         yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
 
@@ -304,9 +311,15 @@ def _trace(row: Foreign) -> object:
     """Return the trace of a row: a list of steps under a usual name, or of steps with results under any name."""
     usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or of_fields(row.get(name))), None)
     if usual is not None or is_message(row):
-        return usual
+        return _whole_dialogue(usual) or usual
     own = [value for name, value in row.items() if TRUTHS.isdisjoint(re.findall(r"[a-z]+", _snake(name)))]
     return next((value for value in own if isinstance(value, list) and _is_observed(value)), None)
+
+
+def _whole_dialogue(steps: object) -> list[object] | None:
+    """Return the messages of the last step if every step holds the messages of its request; None otherwise."""
+    dialogues = [messages_in(step) for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    return dialogues[-1] if dialogues and all(dialogues) else None
 
 
 def _is_observed(value: list[object]) -> bool:

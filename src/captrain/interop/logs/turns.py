@@ -35,7 +35,7 @@ OF_SPEAKER = {
     **dict.fromkeys(("user", "human", "customer", "client", "request", "userprompt", "caller"), "user"),
     **dict.fromkeys(("assistant", "ai", "model", "agent", "bot", "gemini", "response", "gpt", "llm"), "assistant"),
     **dict.fromkeys(("system", "developer", "systemprompt"), "system"),
-    **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation", "api"), "tool"),
+    **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation"), "tool"),
     **dict.fromkeys(("toolcallresult", "functionresult"), "tool"),
     **dict.fromkeys(
         ("toolcall", "toolcalls", "toolcallinvocation", "functioncall", "reasoning", "thinking"), "assistant"
@@ -76,6 +76,8 @@ def speaker_of(item: object) -> str:
     for place in [place for place in places if isinstance(place, Mapping)]:
         for name in SPEAKERS:
             value = place.get(name)
+            if isinstance(value, str) and _kind(value) == "api":  # an answer of the agent's API, or a call of one
+                return "tool" if any(place.get(key) for key in NAMES) else "assistant"
             if isinstance(value, str) and (role := OF_SPEAKER.get(_kind(value))):
                 return role
     return ""
