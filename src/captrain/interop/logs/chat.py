@@ -106,9 +106,10 @@ def messages_in(row: Foreign) -> list[object] | None:
     """
     for name in MESSAGES:
         value = loaded(row.get(name))
-        turns = [*map(bare, value)] if isinstance(value, list) else None
-        if turns is not None and (name == MESSAGES[0] or not turns or any(map(is_message, turns))):
-            return oldest_first(turns)
+        if isinstance(value, list):
+            turns = [*map(bare, value)]
+            if name == MESSAGES[0] or not turns or any(map(is_message, turns)):
+                return oldest_first(turns)
     if is_message(row):
         return None
     lists = [[*map(bare, part)] for part in row.values() if isinstance(part, list) and part]

@@ -186,9 +186,10 @@ def call_of(entry: object) -> CallEntry | None:
 
 def listed_calls(item: Mapping[str, object]) -> object:
     """Return the calls in a field beside a message's text, a list in most tools; None if it has none."""
+    if calls := item.get("tool_calls") or item.get("toolCalls"):
+        return calls
     more = item.get("additional_kwargs")
-    places = [item, more] if isinstance(more, Mapping) else [item]
-    return next((place[name] for place in places for name in ("tool_calls", "toolCalls") if place.get(name)), None)
+    return more.get("tool_calls") if isinstance(more, Mapping) else None
 
 
 def calling(calls: list[CallEntry], text: str = "") -> Message:
