@@ -207,6 +207,26 @@ def test_a_fix_of_failures_with_and_without_reference_names_the_kind_of_task_tha
     assert fix.counts["failures"] == 12 and fix.kinds == [("with night in the id", 12)]
 
 
+def test_two_steps_left_out_in_the_same_failures_are_one_item_with_a_line_for_the_prompt_each(tmp_path: Path) -> None:
+    chats = list[Chat]()
+    for number in range(24):
+        order = {"order_id": f"#W{number}"}
+        looked, refunded, closed = (message(name, order, 0) for name in ("get_order", "refund_order", "close_order"))
+        done = [looked] if number % 2 else [looked, refunded, closed]
+        said = [turn for call in done for turn in (call, {"role": "tool", "tool_call_id": "c0", "content": "ok"})]
+        asked = {"role": "user", "content": f"Refund and close order #W{number}."}
+        ending = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "bye"}]
+        chats.append({"task_id": f"t{number}", "messages": [asked, *said, *ending], "reward": (number + 1) % 2,
+                      "reference": [looked, refunded, closed]})  # fmt: skip
+    [first, *others] = advise(diagnosed(tmp_path, chats))
+    assert first.subject == "does not call close_order, and does not call refund_order"
+    lines = [
+        f'Do not close before {tool} is done, where the task needs it."' for tool in ("close_order", "refund_order")
+    ]
+    assert first.actions[:2] == [f'add to the prompt: "{lines[0]}', f'and: "{lines[1]}']
+    assert not any("refund_order" in action for entry in others for action in entry.actions)
+
+
 def test_a_gap_that_no_passed_rollout_defines_is_not_called_as_frequent(tmp_path: Path) -> None:
     due = ["metric", "page", "restart"]
     failed = [chat(f"f{number}", ["metric", "page"], 0, due) for number in range(12)]

@@ -274,9 +274,7 @@ def test_a_file_with_mostly_unreadable_entries_is_refused(tmp_path: Path) -> Non
         read_logs([path])
 
 
-@pytest.mark.parametrize(
-    "reference", ["done", [{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]]
-)
+@pytest.mark.parametrize("reference", [[{"role": "user", "content": "x"}], [{"role": "assistant", "tool_calls": [1]}]])
 def test_an_invalid_reference_is_refused(reference: object, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": ASKED, "reward": 1, "reference": reference}) + "\n")

@@ -87,9 +87,62 @@ HOME_MADE = [
     {"speaker": "tool", "utterance": "red"},
     {"speaker": "bot", "utterance": ANSWER},
 ]
+SEMANTIC_KERNEL = [
+    {"role": "user", "items": [{"content_type": "text", "text": "Read A1."}]},
+    {"role": "assistant", "items": [{"content_type": "function_call", "name": "read", "arguments": '{"id": "A1"}'}]},
+    {"role": "tool", "items": [{"content_type": "function_result", "name": "read", "result": "red"}]},
+    {"role": "assistant", "items": [{"content_type": "text", "text": ANSWER}]},
+]
+LLAMA_INDEX = [
+    {"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "text", "text": "Read A1."}]},
+    {"role": "assistant", "additional_kwargs": {"tool_calls": [CALLED]}, "blocks": [{"text": ""}]},
+    {"role": "tool", "additional_kwargs": {"tool_call_id": "c1"}, "blocks": [{"block_type": "text", "text": "red"}]},
+    {"role": "assistant", "additional_kwargs": {}, "blocks": [{"block_type": "text", "text": ANSWER}]},
+]
+ELEVEN_LABS = [
+    {"role": "user", "message": "Read A1.", "tool_calls": [], "tool_results": []},
+    {
+        "role": "agent",
+        "message": None,
+        "tool_calls": [{"type": "webhook", "tool_name": "read", "params_as_json": '{"id": "A1"}'}],
+        "tool_results": [{"type": "webhook", "tool_name": "read", "result_value": "red", "is_error": False}],
+    },
+    {"role": "agent", "message": ANSWER, "tool_calls": [], "tool_results": []},
+]
+RETELL = [
+    {"role": "user", "content": "Read A1."},
+    {"role": "tool_call_invocation", "tool_call_id": "c1", "name": "read", "arguments": '{"id": "A1"}'},
+    {"role": "tool_call_result", "tool_call_id": "c1", "content": "red"},
+    {"role": "agent", "content": ANSWER},
+]
+VAPI = [
+    {"role": "user", "message": "Read A1.", "time": 1},
+    {"role": "tool_calls", "message": "", "toolCalls": [CALLED], "time": 2},
+    {"role": "tool_call_result", "name": "read", "toolCallId": "c1", "result": "red", "time": 3},
+    {"role": "bot", "message": ANSWER, "time": 4},
+]
+API_BANK = [
+    {"role": "User", "text": "Read A1."},
+    {"role": "API", "api_name": "read", "param_dict": {"id": "A1"}, "result": {"output": "red", "exception": None}},
+    {"role": "AI", "text": ANSWER},
+]
+CHOICES = [
+    {"message": {"role": "user", "content": "Read A1."}},
+    {"message": {"role": "assistant", "content": "", "toolCalls": [CALLED]}},
+    {"message": {"role": "tool", "content": "red"}},
+    {"message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"},
+]
+NEWEST_FIRST = [
+    {"created_at": 9 - place, "role": role, "content": [{"type": "text", "text": {"value": text}}], "tool_calls": calls}
+    for place, (role, text, calls) in enumerate(
+        [("assistant", ANSWER, []), ("tool", "red", []), ("assistant", "", [CALLED]), ("user", "Read A1.", [])]
+    )
+]
 NOTATIONS = {
     "pydantic-ai": PYDANTIC_AI, "Letta": LETTA, "Bedrock": BEDROCK, "Gemini CLI": GEMINI_CLI, "OpenCode": OPENCODE,
-    "goose": GOOSE, "ADK": ADK, "home-made": HOME_MADE,
+    "goose": GOOSE, "ADK": ADK, "home-made": HOME_MADE, "Semantic Kernel": SEMANTIC_KERNEL, "LlamaIndex": LLAMA_INDEX,
+    "ElevenLabs": ELEVEN_LABS, "Retell": RETELL, "Vapi": VAPI, "API-Bank": API_BANK, "choices": CHOICES,
+    "newest first": NEWEST_FIRST,
 }  # fmt: skip
 
 
@@ -133,6 +186,13 @@ PHOENIX = {
         ([{"trace_id": "t1", "inputs": SECOND, "output": REPLIES[1]}], SPOKEN),
         ([PHOENIX], [SPOKEN[0], SPOKEN[-1]]),
         ([{"input": FIRST, "output": REPLIES[0]}, {"input": SECOND, "output": REPLIES[1]}], SPOKEN),
+        ([{"op_name": "chat", "trace_id": name, "weave_task_id": "t1", "attributes": {}, "inputs": call,
+           "output": reply}
+          for name, call, reply in (("a", FIRST, REPLIES[0]), ("b", SECOND, REPLIES[1]))], SPOKEN),
+        ([{"session_id": "t1", **call, "response": reply, "status": "success"}
+          for call, reply in ((FIRST, REPLIES[0]), (SECOND, REPLIES[1]))], SPOKEN),
+        ([{"session_id": "t1", "request": json.dumps(call), "response": json.dumps(reply)}
+          for call, reply in ((FIRST, REPLIES[0]), (SECOND, REPLIES[1]))], SPOKEN),
     ],
 )  # fmt: skip
 def test_calls_of_a_model_are_joined_by_their_trace_or_file(
@@ -162,8 +222,10 @@ def test_numbered_steps_of_a_file_are_one_run_whose_score_stands_beside_it(tmp_p
     ("document", "remedy"),
     [
         ("#### mend it\n\nI mended it.\n", "a transcript in Markdown or plain text holds no calls"),
-        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}, "result": "b"}]}] * 2},
+        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}}]}] * 2},
          "add --messages execution_results"),
+        ({"results": [{"execution_results": [{"tool": "a", "parameters": {"q": 1}, "result": "b"}]}] * 2},
+         "--scores FILE"),
         ([{"type": "user", "name": name, "text": "likes tea a lot"} for name in "ab"], "docs/formats.md"),
         ([{"type": "PushEvent", "actor": {"login": name}} for name in "ab"], "docs/formats.md"),
         ([{"step": step, "action": "click", "result": "ok", "task_id": f"t{step}"} for step in (1, 2)],

@@ -161,6 +161,9 @@ def _about_fix(fix: Fix, failures: int, remedies: _Remedies) -> Advice:
     quotation = f"{example.evidence}; {example.quote}" if example.quote else example.evidence
     place = f"{fix.place}, message {example.message}: {quotation}"
     actions, command = remedies.of(cause, lines)
+    # `mistake_of` names one other step of the same failures, so its line is given, too.
+    other = next((line for key in fix.with_same_failures[:1] if (line := prompt_line(key)) and any(lines)), "")
+    actions[1:1] = [f'and: "{other}"'] if other and other not in lines else []
     return Advice(mistake_of(fix), actions, command, summary, titled(cause) if cause else "", place)
 
 

@@ -7,7 +7,8 @@ without `task_id` (in ShareGPT: without `id`) is a task of its own, named by its
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from captrain.interop.logs.source import (
     Source,
     call_of,
     entries_of,
+    listed_calls,
     loaded,
     parsed,
     reason_of,
@@ -40,8 +42,8 @@ from captrain.interop.logs.source import (
     text_of,
     trial_of,
 )
-from captrain.interop.logs.turns import is_exchange, is_turn, of_turn
-from captrain.records import Message, file_digest
+from captrain.interop.logs.turns import LISTED_RESULTS, PARTS, is_exchange, is_turn, of_turn
+from captrain.records import Message, file_digest, plain
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
 REWARD = ("reward", "score", "success")
@@ -49,9 +51,12 @@ MODEL = ("model", "model_name", "model_id", "llm", "agent_model")
 FOREIGN = ("toolRequest", "toolResponse")
 CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
 """Types of content blocks in the notations of Anthropic, Vercel and OpenClaw, without hyphens and in lower case."""
+TIMES = ("created_at", "createdAt", "timestamp", "time")
+NUMBERED = re.compile(r"([A-Za-z]+)_?(\d+)")
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
 KEYS = ("trace_id", "session_id", "id")
+NO_WORDS = "no message of its user holds a text that captrain knows"
 REQUEST = f"{NO_REWARD}: it is one request to a model, with the reply beside the messages"
 FACT = 20_000
 FAULT = 2000
@@ -90,7 +95,8 @@ def _is_foreign_turn(item: object) -> bool:
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     is_known = isinstance(role, str) and (role in ROLES or _kind(item, "role") in OTHER_ROLES)
     is_foreign = any("type" not in part or part["type"] in FOREIGN for part in parts)
-    return (is_foreign or not is_known) and is_turn(item)
+    is_elsewhere = not content and any(item.get(name) for name in (*PARTS, *LISTED_RESULTS) if name != "parts")
+    return (is_foreign or not is_known or is_elsewhere) and is_turn(item)
 
 
 def messages_in(row: Foreign) -> list[object] | None:
@@ -101,13 +107,45 @@ def messages_in(row: Foreign) -> list[object] | None:
     """
     for name in MESSAGES:
         value = loaded(row.get(name))
-        if isinstance(value, list) and (name == MESSAGES[0] or not value or any(map(is_message, value))):
-            return value
+        if isinstance(value, list):
+            turns = [*map(bare, value)]
+            if name == MESSAGES[0] or not turns or any(map(is_message, turns)):
+                return oldest_first(turns)
     if is_message(row):
         return None
-    lists = [part for part in row.values() if isinstance(part, list) and part and all(map(is_message, part))]
-    lists = [part for part in lists if is_spoken(part)]
-    return max(lists, key=len, default=None)
+    lists = [[*map(bare, part)] for part in row.values() if isinstance(part, list) and part]
+    lists = [part for part in (*lists, *_numbered(row)) if all(map(is_message, part)) and is_spoken(part)]
+    return oldest_first(max(lists, key=len, default=None))
+
+
+def bare(item: object) -> object:
+    """Return the message that an object wraps, such as a choice of a completion. Any other object is returned as is."""
+    if not isinstance(item, Mapping) or "role" in item or "type" in item:
+        return item
+    message = item.get("message")
+    return message if isinstance(message, Mapping) and isinstance(message.get("role"), str) else item
+
+
+def _numbered(row: Foreign) -> Iterator[list[object]]:
+    """Yield the messages in numbered fields of a row, such as `message_1` and `message_2`, by the fields' name."""
+    names = [match for name in row if (match := NUMBERED.fullmatch(str(name))) and isinstance(row[name], Mapping)]
+    names.sort(key=lambda match: int(match[2]))
+    for stem in {match[1] for match in names}:
+        yield [row[match[0]] for match in names if match[1] == stem]
+
+
+def oldest_first(messages: list[object] | None) -> list[object] | None:
+    """Reverse a list of messages whose times fall, as some APIs list the newest first."""
+    first = messages[0] if messages else None
+    name = next((name for name in TIMES if isinstance(first, Mapping) and name in first), "")
+    if not messages or not name:
+        return messages
+    times = [item.get(name) if isinstance(item, Mapping) else None for item in messages]
+    for kind in (str, int, float):
+        dated = [time for time in times if isinstance(time, kind)]
+        if len(dated) == len(times) and dated[0] != dated[-1] and dated == sorted(dated, reverse=True):
+            return messages[::-1]
+    return messages
 
 
 def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
@@ -123,6 +161,7 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
     if isinstance(row.get("system"), str):
         messages = [{"role": "system", "content": row["system"]}, *messages]
     injections, error = row.get("injections"), row.get("fault") or row.get("error")
+    reference = row.get("reference")
     return ChatRow(
         messages,
         next((row[name] for name in REWARD if row.get(name) is not None), None),
@@ -130,9 +169,10 @@ def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
         row.get("trial"),
         next((row[name] for name in MODEL if isinstance(row.get(name), str)), "unknown"),
         row.get("tools"),
-        row.get("reference"),
+        reference if isinstance(reference, list) or not reference else None,
         row.get("script"),
         injections if isinstance(injections, dict) else {},
+        expected={} if isinstance(reference, list) else {"reference": reference},
         fault=fact(error)[:FAULT] if error and isinstance(error, str | dict) else "",
         agent=next((row[name] for name in AGENT if isinstance(row.get(name), str)), None),
         keys=tuple(str(row[name]) for name in KEYS if row.get(name) is not None),
@@ -146,7 +186,8 @@ def _is_assistants(message: object) -> bool:
 
 def _reply(row: Foreign) -> list[object]:
     """Return the reply in a field beside the messages, in OpenAI's or Anthropic's response format. [] if missing."""
-    reply = loaded(row.get("response") or row.get("original_response"))
+    stored = row if row.get("object") == "chat.completion" else None
+    reply = loaded(row.get("response") or row.get("original_response") or stored)
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         reply = choices[0].get("message")
@@ -236,6 +277,10 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         return f"its reference cannot be read: {error}"
     if any(message["role"] != "assistant" for message in solution):
         return "its reference holds messages that are not the assistant's"
+    asked = [message for message in dialogue if message["role"] == "user"]
+    if asked and not any(message["content"] for message in asked):
+        fields = next(", ".join(map(str, item)) for item in row.messages if isinstance(item, Mapping))
+        return f"{NO_WORDS} (its fields: {plain(fields)[:200]})"
     facts = {
         "script": row.script if isinstance(row.script, str) else "",
         "injections": row.injections,
@@ -340,12 +385,13 @@ def chat_message(item: object) -> Message:
     if message["role"] == "tool":
         message["tool_call_id"] = str(item.get("tool_call_id") or item.get("toolCallId") or "")
         message |= {"error": True} if item.get("error") is True or item.get("isError") is True else {}
-    if calls := item.get("tool_calls") or item.get("toolCalls"):
+    if calls := listed_calls(item):
         if not isinstance(calls, list):
             raise ValueError("its tool_calls are not a list")
         message["tool_calls"] = [_chat_call(loaded(call)) for call in calls]
-    if isinstance(item.get("function_call"), Mapping) and message["role"] == "assistant" and not calls:
-        message["tool_calls"] = [_chat_call(item["function_call"])]
+    called = item.get("function_call")
+    if isinstance(called, Mapping | list) and called and message["role"] == "assistant" and not calls:
+        message["tool_calls"] = [_chat_call(call) for call in (called if isinstance(called, list) else [called])]
     if isinstance(item.get("informs"), list):
         message["informs"] = [str(value) for value in item["informs"]]
     if message["role"] == "assistant" and isinstance(item.get("name"), str):

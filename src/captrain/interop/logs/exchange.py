@@ -56,13 +56,24 @@ def settings_of(inputs: object) -> Foreign:
     return value if isinstance(value, Mapping) else {}
 
 
+def _is_logged(row: Foreign) -> bool:
+    """Return whether a row of a proxy's log holds the bodies of a request and of its response."""
+    bodies = [loaded(row.get(name)) for name in ("request_body", "response_body")]
+    return all(isinstance(body, Mapping) for body in bodies) and bool(items_of(bodies[0], ""))
+
+
 def _recognizes(row: Foreign) -> bool:
+    if _is_logged(row):
+        return True
     outputs = row.get("response") or row.get("output")
     has_items = isinstance(outputs, list) or (isinstance(outputs, Mapping) and isinstance(outputs.get("output"), list))
     return isinstance(row.get("input"), str | list) and has_items
 
 
 def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
+    if _is_logged(row):
+        request, reply = settings_of(row["request_body"]), row["response_body"]
+        return chat_row({**row, "tools": request.get("tools"), "messages": exchange(request, reply)})
     response = settings_of(row.get("response"))
     settings = {name: row.get(name) or response.get(name) for name in ("instructions", "tools", "model")}
     inputs = {"input": row["input"], "instructions": settings["instructions"]}

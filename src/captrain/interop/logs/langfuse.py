@@ -9,7 +9,7 @@ from captrain.interop.logs.traces import TraceRun, score_of, tools_of_request
 MODEL = ("providedModelName", "provided_model_name", "model")
 TRACE = ("traceId", "trace_id")
 PARENT = ("parentObservationId", "parent_observation_id")
-OF_TRACE = ("observations", "scores", "sessionId", "session_id", "projectId", "project_id", "bookmarked", "htmlPath")
+OF_TRACE = ("sessionId", "session_id", "projectId", "project_id", "bookmarked", "htmlPath")
 """Members that only traces of Langfuse have."""
 
 
@@ -21,7 +21,10 @@ def recognizes_langfuse(row: Foreign) -> bool:
     is_score = "value" in row and "name" in row and bool({"dataType", "data_type"} & {*row})
     has_words = "input" in row and "output" in row
     is_observation = has_words and "type" in row and any(row.get(name) for name in TRACE)
-    return is_score or is_observation or (has_words and "id" in row and bool({*OF_TRACE} & {*row}))
+    is_trace = any(isinstance(row.get(name), list) for name in ("observations", "scores")) or {*OF_TRACE} & {*row}
+    scores = row.get("scores")
+    is_table = isinstance(scores, Mapping) and any(isinstance(values, list) for values in scores.values())
+    return is_score or is_observation or (has_words and "id" in row and bool(is_trace or is_table))
 
 
 def langfuse_runs(row: object) -> Iterator[TraceRun]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
-from captrain.interop.logs.source import CallEntry, call_entry, calling, text_of
+from captrain.interop.logs.source import CallEntry, call_entry, call_of, calling, listed_calls, text_of
 from captrain.records import Message
 
 OF_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
@@ -51,9 +51,9 @@ def of_langchain(item: object) -> Message:
     chat: Message = {"role": OF_LANGCHAIN.get(kind, inner.get("role")), "content": text_of(inner.get("content"))}
     if chat["role"] == "tool":
         chat |= {"tool_call_id": inner.get("tool_call_id"), "error": inner.get("status") == "error"}
-    entries = inner.get("tool_calls")
+    entries = listed_calls(inner)
     if isinstance(entries, list):
-        chat["tool_calls"] = [call_entry(call.get("name"), call.get("args"), call.get("id")) for call in entries]
+        chat["tool_calls"] = [call_of(entry) or call_entry(None, {}) for entry in entries]
     return chat
 
 

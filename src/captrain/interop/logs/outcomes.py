@@ -35,6 +35,7 @@ WORDS = {
         "reward",
         "resolved",
         "passed",
+        "passing",
         "pass",
         "success",
         "successful",
@@ -158,8 +159,11 @@ def _last(path: str) -> str:
 
 
 def names_outcome(path: str) -> bool:
-    """Return whether the last name of a path suggests an outcome."""
-    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", path.rpartition(".")[2])
+    """Return whether the last name of a path suggests an outcome, or stands in an object of scores."""
+    holder, _, last = path.rpartition(".")
+    if holder.rpartition(".")[2].lower() == "scores":
+        return True
+    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", last)
     return not WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 

@@ -26,6 +26,7 @@ from captrain.interop.logs import (
     agentdojo,
     answers,
     atif,
+    bedrock,
     bfcl,
     chat,
     exchange,
@@ -34,8 +35,10 @@ from captrain.interop.logs import (
     langsmith,
     medagent,
     nemo_gym,
+    openai_evals,
     openhands,
     own,
+    promptfoo,
     requests,
     sessions,
     spans,
@@ -44,6 +47,7 @@ from captrain.interop.logs import (
     swe,
     tau2,
     tau_bench,
+    templated,
     terminal_bench,
     toolbench,
     toolsandbox,
@@ -106,6 +110,7 @@ TRACES = (
     TraceFormat("OpenTelemetry spans", spans.recognizes_spans, spans.span_runs),
     TraceFormat("LangSmith runs", langsmith.recognizes_langsmith, langsmith.langsmith_runs),
     TraceFormat("Langfuse export", langfuse.recognizes_langfuse, langfuse.langfuse_runs),
+    TraceFormat("OpenAI evals", openai_evals.recognizes_evals, openai_evals.evals_runs),
     requests.REQUESTS_OF_TRACES,
 )
 ROWS = (
@@ -125,6 +130,7 @@ ROWS = (
     medagent.MEDAGENT,
     adk.ADK,
     toolbench.TOOLBENCH,
+    promptfoo.PROMPTFOO,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -132,9 +138,17 @@ ROWS = (
     chat.ITEMS,
     chat.CHAT,
     steps.STEPS,
+    templated.TEMPLATED,
 )
 """Row formats in the order they are tried, the most specific first."""
-FILES = (sessions.SESSIONS, openhands.EVENTS, speakers.DIALOGUE, requests.REQUESTS_OF_RUN, steps.STEPS_OF_FILE)
+FILES = (
+    sessions.SESSIONS,
+    openhands.EVENTS,
+    bedrock.BEDROCK,
+    speakers.DIALOGUE,
+    requests.REQUESTS_OF_RUN,
+    steps.STEPS_OF_FILE,
+)
 """Formats of files that hold exactly one dialogue."""
 IN_MEMORY = "rows in memory.jsonl"
 EXAMPLE = """\
@@ -157,6 +171,7 @@ REMEDY = (
     f"{EXAMPLE}\nOr name logs of another format. docs/formats.md says what each needs; for ToolSandbox, name the "
     f"folder with result_summary.json.\nFormats: {FORMATS}"
 )
+MORE_ROWS = "add a row for each rollout to the file of --scores, for example"
 NO_ROW = "correct the file of --scores, none of whose rows names a rollout of these logs; they must be like these"
 NO_JSON = "it is not JSON"
 UTF_16 = "it is text in UTF-16"
@@ -177,6 +192,7 @@ REMEDIES = {
     "outcomes that begins with the line task_id,reward",
     "its reference ": f"write the solution as the assistant's messages, as a field of the row:\n{REFERENCE}",
     UNKNOWN: REMEDY,
+    chat.NO_WORDS: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
 }
 """Remedy for each reason why an entry is unreadable. Falls back to the remedy of the format."""
@@ -382,7 +398,9 @@ class _Reader:
         """Return the error for files without any rollout. It names each reason once."""
         places: dict[str, list[str]] = {}
         is_one = len(names) == 1 and Path(names[0]).is_file()
-        for entry in (*self.skipped, *self.passed_over):
+        is_unjudged = any(entry.reason.startswith(NO_REWARD) for entry in self.skipped)
+        # Beside dialogues without an outcome, files without a dialogue are results or reports.
+        for entry in (*self.skipped, *([] if is_unjudged else self.passed_over)):
             place = "" if entry.place in WHOLE else entry.place
             place = place if is_one else ", ".join(filter(None, (entry.source, place)))
             places.setdefault(entry.reason, []).append(place)
@@ -409,7 +427,9 @@ class _Reader:
                 mark = reason.rpartition(" ")[2]
                 return f"say what passes: --pass-at {mark}, for example, counts a reward of {mark} or more as passed"
             if reason.startswith(NO_REWARD) and self.unscored is not None:
-                remedy = REMEDIES[NO_REWARD] if self.judge.scores is None else NO_ROW
+                scores = self.judge.scores
+                no_row = MORE_ROWS if scores and len(scores.unused()) < len(scores.lines) else NO_ROW
+                remedy = REMEDIES[NO_REWARD] if scores is None else no_row
                 return f"{remedy}:\n{self.unscored}"
         keys = [key for reason in reasons for key in REMEDIES if reason.startswith(key)]
         remedies = (REMEDIES[key] for key in (*keys, source_format) if key in REMEDIES)
@@ -616,10 +636,11 @@ def _read(path: Path, choices: Choices) -> Source:
     except (*MALFORMED, *inspect.DAMAGED) as error:
         raise Unreadable(f"{NO_JSON}: {reason_of(error)}") from None
     formats = [steps.named(choices.messages)] if choices.messages else ROWS
-    inner = [*rows_in(rows[0])] if len(rows) == 1 and not is_lines(path) else []
 
     def is_row(row: Foreign) -> bool:
         return any(_holds(entry.recognizes, row) for entry in formats)
+
+    inner = [*rows_in(rows[0], is_row)] if len(rows) == 1 and not is_lines(path) else []
 
     def whole() -> Iterator[tuple[str, object]]:
         return rows_of(path)

@@ -123,21 +123,24 @@ def rows_of(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"line {number}", f"it is not JSON: {reason_of(error)}"
 
 
-def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
+def rows_in(document: Foreign, is_row: Callable[[Foreign], bool]) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for the rows inside a JSON document.
 
-    The rows are the document's longest list of objects. Without such a list, they are the document's members if nearly
+    The rows are the document's longest list of objects, if possible one with rows of a known format, as `is_row` tells.
+    Such a list may also be in the only member that holds one. Without a list, they are the document's members if nearly
     all of these are objects; a member's name is then its `task_id`. The document's model and task are added to every
     row, and what the document's other members say of it.
     """
     shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
-    lists = {
-        name: part
-        for name, part in document.items()
-        if isinstance(part, list) and any(isinstance(row, dict) for row in part)
-    }
+    lists = {name: objects for name, part in document.items() if (objects := _objects(part))}
+    known = {name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))}
+    holders = [part for part in [*document.values()][:FIRST] if isinstance(part, dict) and not known]
+    holders = [part for part in holders if not is_row(part) and _has_rows(part, is_row)]
+    if len(holders) == 1:
+        yield from rows_in({**shared, **holders[0]}, is_row)
+        return
     if lists:
-        name = max(lists, key=lambda name: len(lists[name]))
+        name = max(known or lists, key=lambda name: len(document[name]))
         rows = [(f"{name} {number}", row) for number, row in enumerate(with_siblings(document, name), start=1)]
     else:
         objects = {name: row for name, row in document.items() if isinstance(row, dict)}
@@ -146,12 +149,21 @@ def rows_in(document: Foreign) -> Iterator[tuple[str, object]]:
     yield from ((place, {**shared, **row} if isinstance(row, dict) else row) for place, row in rows)
 
 
+def _has_rows(holder: Foreign, is_row: Callable[[Foreign], bool]) -> bool:
+    """Return whether a list of an object has rows of a known format."""
+    return any(is_row(row) for part in holder.values() for row in _objects(part)[:FIRST])
+
+
+def _objects(value: object) -> list[Foreign]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
 def with_siblings(document: Foreign, name: str) -> Sequence[object]:
     """Return the rows in a list of a document, each with what the other members say of it. Its own fields win.
 
     These members are read:
 
-    - a list of as many values, in the order of the rows
+    - a list of as many values, or of as many flat objects without ids, in the order of the rows
     - a list of objects that hold a row's id
     - an object whose names are the rows' ids
     """
@@ -168,6 +180,8 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
         pairs = zip(value, rows, strict=True) if len(value) == len(rows) else ()
         return [{field: fact, **row} if isinstance(row, dict) else row for fact, row in pairs] or rows
     objects = [row for row in rows if isinstance(row, dict)]
+    if len(flat := _flat(value)) == len(objects) == len(rows) and not any(key in row for row in objects for key in IDS):
+        return [{**fact, **row} for fact, row in zip(flat, objects, strict=True)]
     for key in IDS:
         facts = _by_id(value, key, field)
         ids = {str(row[key]) for row in objects if key in row}
@@ -175,6 +189,15 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
         if len(ids) == len(rows) and ids & facts.keys():
             return [{**facts.get(str(row[key]), {}), **row} for row in objects]
     return rows
+
+
+def _flat(value: object) -> list[Foreign]:
+    """Return the objects in a list if they have no id and hold only texts, numbers and truth values; else []."""
+    objects = _objects(value)
+    is_flat = all(
+        not isinstance(part, dict | list) and name not in IDS for row in objects for name, part in row.items()
+    )
+    return objects if is_flat and isinstance(value, list) and len(objects) == len(value) else []
 
 
 def _by_id(value: object, key: str, field: str) -> dict[str, Foreign]:

@@ -11,12 +11,21 @@ from pathlib import Path
 from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.chat import REWARD, dialogue_of
 from captrain.interop.logs.exchange import exchange, items_of
+from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat
 from captrain.interop.logs.source import Foreign, loaded
 from captrain.interop.logs.traces import TraceFormat, TraceRun
 
-TRACE = ("trace_id", "traceId")
-REQUESTS, ANSWERS = ("input", "inputs"), ("output", "outputs")
+TRACE = ("weave_task_id", "trace_id", "traceId")
+SESSION = ("session_id", "sessionId")
+REQUESTS = ("input", "inputs", "request", "request_body")
+ANSWERS = ("output", "outputs", "response", "response_body")
+TRACED = ("input", "inputs", "span_data")
+"""Fields of rows that a tracer wrote. Any other log of requests may name their session only."""
+SURE = OUTCOMES.index("score")
+"""Number of names in `OUTCOMES` that mean nothing but an outcome."""
+LOGGED, REPLY = "messages", "response"
+"""Fields of a proxy's log. Its last message is not the agent's."""
 
 
 def _call(row: Foreign) -> tuple[object, object]:
@@ -24,12 +33,24 @@ def _call(row: Foreign) -> tuple[object, object]:
     data = row.get("span_data")
     place = data if isinstance(data, Mapping) else row
     request = next((loaded(place[name]) for name in REQUESTS if place.get(name)), None)
-    return request, next((loaded(place[name]) for name in ANSWERS if place.get(name)), None)
+    answer = next((loaded(place[name]) for name in ANSWERS if place.get(name)), None)
+    if request is None:
+        messages, reply = loaded(row.get(LOGGED)), loaded(row.get(REPLY))
+        last = messages[-1] if isinstance(messages, list) and messages else None
+        if isinstance(reply, Mapping) and isinstance(last, Mapping) and last.get("role") != "assistant":
+            return messages, reply
+    return request, answer
+
+
+def _names(row: Foreign) -> tuple[str, ...]:
+    """Return the fields that may name the trace of a row."""
+    return TRACE if any(name in row for name in TRACED) else (*TRACE, *SESSION)
 
 
 def _recognizes(row: Foreign) -> bool:
     request, answer = _call(row)
-    is_traced = any(isinstance(row.get(name), str) for name in TRACE) and not any(name in row for name in REWARD)
+    is_judged = any(name in row for name in (*REWARD, *OUTCOMES[:SURE]))
+    is_traced = any(isinstance(row.get(name), str) for name in _names(row)) and not is_judged
     return is_traced and isinstance(answer, list | Mapping) and bool(items_of(request, ""))
 
 
@@ -41,7 +62,7 @@ def _runs(row: object) -> Iterator[TraceRun]:
     places = [place for place in (data, request, answer, row) if isinstance(place, Mapping)]
     model = next((place["model"] for place in places if isinstance(place.get("model"), str)), None)
     tools = next((place["tools"] for place in places if isinstance(place.get("tools"), list)), None)
-    trace = next(str(row[name]) for name in TRACE if row.get(name))
+    trace = next(str(row[name]) for name in _names(row) if row.get(name))
     yield TraceRun(trace, [*exchange(request, answer)], model, tools)
 
 

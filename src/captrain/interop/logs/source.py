@@ -31,10 +31,13 @@ CREDENTIAL = re.compile(
     re.IGNORECASE,
 )
 DROPPED = "[dropped]"
-NAMES = ("name", "tool_name", "toolName", "tool", "function", "action")
-ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args")
+NAMES = ("name", "tool_name", "toolName", "tool", "function", "action", "api_name")
+ARGUMENTS = (
+    *("arguments", "args", "input", "parameters", "kwargs", "tool_input", "action_input", "tool_args"),
+    *("toolInput", "inputParameters", "params_as_json", "param_dict"),
+)
 """Names of the fields of a call that hold its name (`NAMES`) and its arguments, in various tools' notations."""
-CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId")
+CALL_IDS = ("id", "call_id", "tool_call_id", "toolCallId", "request_id")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,14 @@ def call_of(entry: object) -> CallEntry | None:
     return call_entry(name, arguments, call_id) if name else None
 
 
+def listed_calls(item: Mapping[str, object]) -> object:
+    """Return the calls in a field beside a message's text, a list in most tools; None if it has none."""
+    if calls := item.get("tool_calls") or item.get("toolCalls"):
+        return calls
+    more = item.get("additional_kwargs")
+    return more.get("tool_calls") if isinstance(more, Mapping) else None
+
+
 def calling(calls: list[CallEntry], text: str = "") -> Message:
     """Return an assistant message with these calls."""
     return {"role": "assistant", "content": text, "tool_calls": calls}
@@ -294,9 +305,14 @@ def literal(text: str) -> object:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content. Parts are joined, None becomes "", and other values become JSON."""
+    """Return the text of a message's content. Parts are joined, None becomes "", and other values become JSON.
+
+    A list of objects that are no parts, such as the rows of a result, becomes JSON, too.
+    """
     if isinstance(content, list):
-        return "".join(_text_of_part(part) for part in content)
+        text = "".join(_text_of_part(part) for part in content)
+        is_data = not text and any(isinstance(part, dict) and part and "type" not in part for part in content)
+        return json.dumps(content, ensure_ascii=False) if is_data else text
     if isinstance(content, dict):
         return _text_of_part(content) or json.dumps(content, ensure_ascii=False)
     return "" if content is None else str(content)
@@ -306,4 +322,5 @@ def _text_of_part(part: object) -> str:
     if not isinstance(part, dict):
         return str(part)
     text = part.get("text") or (part.get("content") if part.get("type") in ("text", "output_text") else "")
+    text = text.get("value") if isinstance(text, Mapping) else text  # OpenAI's Assistants
     return text if isinstance(text, str) else ""

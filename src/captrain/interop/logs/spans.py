@@ -24,7 +24,10 @@ SCHEMA = re.compile(r"llm\.tools\.\d+\.tool\.json_schema")
 
 def recognizes_spans(row: Foreign) -> bool:
     """Return whether a row is a span, or a batch of spans as OTLP exports it."""
-    is_span = isinstance(row.get("attributes"), dict | list) or any(name.startswith(COLUMN) for name in row)
+    is_call = "op_name" in row and "inputs" in row  # Weave
+    is_span = (isinstance(row.get("attributes"), dict | list) and not is_call) or any(
+        name.startswith(COLUMN) for name in row
+    )
     return "resourceSpans" in row or (is_span and bool(_trace_id(row)))
 
 

@@ -5,12 +5,12 @@ another agent becomes a call, and that agent's reply becomes its result.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from captrain.interop.logs.autogen import is_autogen
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message, is_spoken
+from captrain.interop.logs.chat import OTHER_ROLES, ROLES, bare, is_message, is_spoken, oldest_first
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
 from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
@@ -63,17 +63,23 @@ def _labelled(row: Foreign, path: Path) -> ChatRow:
 
 
 def _is_dialogue(rows: Sequence[Foreign]) -> bool:
-    turns = rows[not is_message(rows[0]) :]  # the first row may describe the session
+    turns = _turns(rows)
     is_rewarded = any(name in row for row in turns if speaker_of(row) != "tool" for name in OUTCOMES)
     return len(turns) > 1 and all(map(is_message, turns)) and is_spoken(turns) and not is_rewarded
 
 
+def _turns(rows: Sequence[Foreign]) -> list[Foreign]:
+    """Return the messages among the rows of a file. The first row may describe the session."""
+    turns = [turn for row in rows if isinstance(turn := bare(row), Mapping)]
+    return turns if not turns or is_message(turns[0]) else turns[1:]
+
+
 def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
-    rows = rows[not is_message(rows[0]) :]
+    rows = [row for row in oldest_first([*_turns(rows)]) or () if isinstance(row, Mapping)]
     known = {*ROLES, *OTHER_ROLES}
     kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
     is_foreign = any(is_one(row) for row in rows for is_one in kinds) or not any("role" in row for row in rows)
-    is_plain = is_foreign or all(str(row.get("role")).lower() in known for row in rows)
+    is_plain = is_foreign or all(str(row.get("role")).lower() in known or speaker_of(row) for row in rows)
     shown = [row for row in rows if row.get("role") != "exit"]
     return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=task_of(path))
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TypeGuard
 
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import chat_row, is_message, is_spoken
+from captrain.interop.logs.chat import chat_row, is_message, is_spoken, messages_in
 from captrain.interop.logs.outcomes import DEEPEST, LAST, at
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
+from captrain.interop.logs.written import written_calls
 from captrain.records import Message
 
 RESULTS = ("result", "observation", "output", "response", "tool_output", "tool_result", "obs")
@@ -51,6 +52,8 @@ ANSWERS = (
     "generation",
     "model_output",
 )
+FINAL = ("output", "response", "final_answer", "model_answer", "prediction", "completion")
+"""Names of the text that an agent ends a trace with. `answer` and `solution` are often the right ones."""
 TRACES = ("trace", "steps", "turn_history", "trajectory", "history", "turns", "actions", "events", "log")
 SPOKEN = ("model_output", "agent")
 """Names of objects in a step that hold the model's thought and action. The result may be in `environment`."""
@@ -70,7 +73,14 @@ def _is_step(step: object) -> TypeGuard[Foreign]:
     if not isinstance(step, Mapping):
         return False
     opened = _opened(step)
-    return (any(name in opened for name in ACTIONS) or bool(_calls(opened))) and not is_message(step)
+    is_acting = any(name in opened for name in ACTIONS) or bool(_calls(opened)) or _is_answered_call(opened)
+    return is_acting and not is_message(step)
+
+
+def _is_answered_call(step: Foreign) -> bool:
+    """Return whether an object is a call with its result: it has a name, arguments and a result."""
+    parts = (any(step.get(name) is not None for name in names) for names in (ARGUMENTS, RESULTS))
+    return all(parts) and call_of(step) is not None
 
 
 def _calls(step: Foreign) -> list[Foreign]:
@@ -104,10 +114,50 @@ def steps_in(value: object) -> list[Foreign]:
         is_answered = any(name in RESULTS for name in lists)
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
+    if isinstance(value, list) and value and all(map(_is_pair, value)):
+        value = [{**_of_pair(action), "observation": text_of(seen)} for action, seen in value]
     if not isinstance(value, list) or not any(map(_is_step, value)):
         return []
     steps: list[Foreign] = [step for step in value if _is_step(step) or _is_words(step)]
     return steps if len(steps) == len(value) else []
+
+
+def _is_pair(step: object) -> TypeGuard[list[object]]:
+    """Return whether a step is a pair of an action and what was observed, as LangChain's agents return them."""
+    return isinstance(step, list) and len(step) == 2 and bool(_of_pair(step[0]))
+
+
+def _of_pair(action: object) -> Foreign:
+    """Return the tool, its input and the thought of an action: an object, or a list of them. {} if it is neither."""
+    if isinstance(action, Mapping):
+        given = {name: action[name] for name in ("tool", "tool_input") if name in action}
+        return {**given, "thought": action.get("log")} if len(given) == 2 else {}
+    if isinstance(action, list) and len(action) in (2, 3) and isinstance(action[0], str):
+        return {"tool": action[0], "tool_input": action[1], "thought": action[-1] if len(action) == 3 else None}
+    return {}
+
+
+def of_fields(value: object) -> list[Message]:
+    """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
+    messages: list[Message] = []
+    for item in value if isinstance(value, list) else []:
+        fields = (
+            [(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)]
+            if isinstance(item, Mapping)
+            else []
+        )
+        if len(fields) != 1:
+            return []
+        [(name, part)] = fields
+        if name in (*PROMPTS, *THOUGHTS):
+            messages.append({"role": "user" if name in PROMPTS else "assistant", "content": text_of(part)})
+        elif name in ACTIONS:
+            messages += _of_action({"action": part})
+        elif name in RESULTS:
+            is_seen = any(message.get("tool_calls") for message in messages)
+            messages.append({"role": "tool" if is_seen else "user", "content": text_of(part)})
+    roles = {message["role"] for message in messages}
+    return messages if {"assistant", "tool"} <= roles else []
 
 
 def of_steps(steps: list[Foreign]) -> Iterator[Message]:
@@ -117,7 +167,7 @@ def of_steps(steps: list[Foreign]) -> Iterator[Message]:
             said = next((step[name] for name in THOUGHTS if isinstance(step.get(name), str)), "")
             yield calling([call for entry in calls if (call := call_of(entry))], said)
             yield from _results_of(calls, step)
-        elif any(name in step for name in ACTIONS):
+        elif any(name in step for name in ACTIONS) or _is_answered_call(step):
             yield from _of_action(step)
         else:
             yield calling([], _words(step))
@@ -146,20 +196,29 @@ def _of_action(step: Foreign) -> Iterator[Message]:
     said = next((step[name] for name in thoughts if isinstance(step.get(name), str)), "")
     action = next((step[name] for name in ACTIONS if step.get(name)), None)
     call = call_of(action) if isinstance(action, Mapping) else None
+    if isinstance(action, list) and action and all(map(call_of, action)):
+        yield calling([call for part in action if (call := call_of(part))], said)
+        yield from _results_of(action, step)
+        return
     if isinstance(action, list) and action and all(isinstance(part, Mapping) for part in action):
         yield calling([call_entry(name, given) for part in action for name, given in part.items() if given], said)
         yield from _results(step)
         return
     if call is None and any(step.get(name) is not None for name in ARGUMENTS):
         call = call_of(step)
+    if call is None and len(spelled := [*written_calls(str(action))] if action else []) == 1:
+        [call] = spelled
     if call is None and action:
         written = ACTION.fullmatch(str(action))
         call = (
             call_entry(written[1], {"input": written[2]}) if written else call_entry("action", {"input": str(action)})
         )
-    yield calling([call] if call else [], said)
     seen = next((step[name] for name in outputs if step.get(name) is not None), None)
-    if seen is not None:
+    if call is None and not said:  # what was seen before the first action
+        yield from [{"role": "user", "content": text_of(seen)}] if seen else []
+        return
+    yield calling([call] if call else [], said)
+    if seen is not None and (call or seen):
         yield {"role": "tool", "content": text_of(seen), "error": bool(step.get("error"))}
 
 
@@ -224,10 +283,13 @@ def _is_text(value: object) -> bool:
 
 def row_with(row: Foreign, value: object) -> ChatRow | str:
     """Read a row whose dialogue is this value: messages, steps, or a text that answers the row's prompt."""
-    steps = steps_in(value)
+    steps = [*of_steps(steps_in(value))] or of_fields(value)
     prompt = next((row[name] for name in texts_of(row, PROMPTS)), "")
     if steps:
-        value = [*([{"role": "user", "content": prompt}] if prompt else []), *of_steps(steps)]
+        last = next((row[name] for name in texts_of(row, FINAL)), "")
+        is_said = not last or (steps[-1]["role"] == "assistant" and steps[-1]["content"] == last)
+        asked = [{"role": "user", "content": prompt}] if prompt else []
+        value = [*asked, *steps, *([] if is_said else [{"role": "assistant", "content": last}])]
     elif isinstance(value, str) and prompt:
         value = [{"role": "user", "content": prompt}, {"role": "assistant", "content": value}]
     if not isinstance(value, list):
@@ -246,7 +308,25 @@ def named(field: str) -> RowFormat:
 
 
 def _trace(row: Foreign) -> object:
-    return next((row[name] for name in TRACES if steps_in(row.get(name))), None)
+    """Return the trace of a row: a list of steps under a usual name, or of steps with results under any name."""
+    usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or of_fields(row.get(name))), None)
+    if usual is not None or is_message(row):
+        return _whole_dialogue(usual) or usual
+    own = [value for name, value in row.items() if TRUTHS.isdisjoint(re.findall(r"[a-z]+", _snake(name)))]
+    return next((value for value in own if isinstance(value, list) and _is_observed(value)), None)
+
+
+def _whole_dialogue(steps: object) -> list[object] | None:
+    """Return the messages of the last step if every step holds the messages of its request; None otherwise."""
+    dialogues = [messages_in(step) for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    return dialogues[-1] if dialogues and all(dialogues) else None
+
+
+def _is_observed(value: list[object]) -> bool:
+    """Return whether a list consists of steps, most of them with a result."""
+    steps = [*map(_opened, steps_in(value))]
+    observed = sum(any(step.get(name) is not None for name in RESULTS) for step in steps)
+    return 2 * observed > len(steps)
 
 
 def _is_counted(rows: Sequence[Foreign]) -> bool:

@@ -14,26 +14,44 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from captrain.interop.logs.source import ARGUMENTS, CALL_IDS, CallEntry, Foreign, call_entry, loaded, text_of
+from captrain.interop.logs.source import (
+    ARGUMENTS,
+    CALL_IDS,
+    CallEntry,
+    Foreign,
+    call_entry,
+    call_of,
+    listed_calls,
+    loaded,
+    text_of,
+)
 from captrain.records import Message
 
 SPEAKERS = ("role", "message_type", "kind", "type", "author", "speaker", "sender", "from", "actor")
 INNER = ("info", "content", "message")
 """Names of objects inside a turn that may hold the speaker or the parts."""
-PARTS = ("parts", "content", "message", "utterance", "text", "value")
+PARTS = ("parts", "content", "message", "utterance", "text", "value", "items", "blocks")
 OF_SPEAKER = {
     **dict.fromkeys(("user", "human", "customer", "client", "request", "userprompt", "caller"), "user"),
     **dict.fromkeys(("assistant", "ai", "model", "agent", "bot", "gemini", "response", "gpt", "llm"), "assistant"),
     **dict.fromkeys(("system", "developer", "systemprompt"), "system"),
     **dict.fromkeys(("tool", "toolreturn", "toolresult", "toolresponse", "function", "observation"), "tool"),
-    **dict.fromkeys(("toolcall", "functioncall", "reasoning", "thinking"), "assistant"),
+    **dict.fromkeys(("toolcallresult", "functionresult"), "tool"),
+    **dict.fromkeys(
+        ("toolcall", "toolcalls", "toolcallinvocation", "functioncall", "reasoning", "thinking"), "assistant"
+    ),
 }
 """Name of a speaker or type of a turn, in lower case and letters only -> role."""
-CALLS = ("toolcall", "tooluse", "functioncall", "toolrequest", "tool")
-RESULTS = ("toolresult", "toolresponse", "toolreturn", "functionresponse")
+LISTED_RESULTS = ("tool_results", "toolResults")
+KINDS = ("type", "part_kind", "message_type", "content_type", "kind")
+CALLS = ("toolcall", "tooluse", "functioncall", "toolrequest", "tool", "toolcallinvocation")
+RESULTS = ("toolresult", "toolresponse", "toolreturn", "functionresponse", "functionresult", "toolcallresult")
 THOUGHTS = ("reasoning", "thinking", "thought", "reasoningcontent")
-NAMES = ("name", "tool_name", "toolName", "tool")
-OUTPUTS = ("content", "output", "result", "response", "tool_return", "value", "text", "outcome", "errorText", "error")
+NAMES = ("name", "tool_name", "toolName", "tool", "api_name")
+OUTPUTS = (
+    *("content", "output", "result", "result_value", "response", "tool_return", "value", "text", "outcome"),
+    *("errorText", "error"),
+)
 WRAPPED = ("value", "state")
 """Names of objects inside a call or result that may hold its actual content."""
 
@@ -58,6 +76,8 @@ def speaker_of(item: object) -> str:
     for place in [place for place in places if isinstance(place, Mapping)]:
         for name in SPEAKERS:
             value = place.get(name)
+            if isinstance(value, str) and _kind(value) == "api":  # an answer of the agent's API, or a call of one
+                return "tool" if any(place.get(key) for key in NAMES) else "assistant"
             if isinstance(value, str) and (role := OF_SPEAKER.get(_kind(value))):
                 return role
     return ""
@@ -99,15 +119,30 @@ def _pieces(item: object) -> list[Piece]:
     """List the pieces of a turn: its own text, call or result, those of its parts, and calls in a separate field."""
     if not isinstance(item, Mapping) or _is_thought(item):
         return []
+    kind = _kind(item.get("role"))  # some name a call or result as the speaker
+    is_called = speaker_of(item) == "tool" and any(item.get(name) for name in NAMES) and "content" not in item
     pieces = [*_of_part(item)] if _kind_of(item) in (*CALLS, *RESULTS) else []
+    if not pieces and (is_called or kind in ("toolcall", "toolcallinvocation", "toolcallresult")):
+        pieces = [*_of_part({**item, "type": "toolcallresult" if kind == "toolcallresult" else "toolcall"})]
     places = [item, *(item[name] for name in INNER if isinstance(item.get(name), Mapping))]
     parts = next((place[name] for place in places for name in PARTS if _says(place.get(name))), None)
     if not pieces:
         pieces = [piece for part in (parts if isinstance(parts, list) else [parts]) for piece in _of_part(part)]
-    beside = item.get("toolCalls") or item.get("tool_calls")
-    for call in map(loaded, beside if isinstance(beside, list) else []):
-        pieces += _of_part({"type": "toolcall", **call}) if isinstance(call, Mapping) else []
-    return pieces
+    beside = listed_calls(item)
+    for entry in map(loaded, beside if isinstance(beside, list) else []):
+        pieces += _of_call(entry) if isinstance(entry, Mapping) else []
+    results = next((item[name] for name in LISTED_RESULTS if item.get(name)), None)
+    held = [result for result in (results if isinstance(results, list) else []) if isinstance(result, Mapping)]
+    return [*pieces, *(Piece(result=_result(result, _identity(result))) for result in held)]
+
+
+def _of_call(entry: Foreign) -> Iterator[Piece]:
+    """Yield a call in a list of calls, with its result if it has one."""
+    call = call_of(entry)
+    if call is not None:
+        yield Piece(call=call)
+    if call is not None and any(entry.get(key) is not None for key in ("output", "result")):
+        yield Piece(result=_result(entry, _identity(entry)))
 
 
 def _says(value: object) -> bool:
@@ -116,7 +151,7 @@ def _says(value: object) -> bool:
 
 def _kind_of(part: Foreign) -> str:
     """Return the kind of a part, from its type or from the name of the call or result object inside it. "" if none."""
-    for name in ("type", "part_kind", "message_type", "kind"):
+    for name in KINDS:
         if (kind := _kind(part.get(name))) in (*CALLS, *RESULTS, *THOUGHTS):
             return kind
     held = [_kind(name) for name, value in part.items() if isinstance(value, Mapping)]
@@ -136,20 +171,16 @@ def _of_part(part: object) -> Iterator[Piece]:
     if kind in CALLS:
         name = next((held[key] for key in NAMES if isinstance(held.get(key), str)), None)
         arguments = next((held[key] for key in ARGUMENTS if held.get(key) is not None), {})
-        identity = next(
-            (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
-        )
+        identity = _identity(part, held)
         if name:
             yield Piece(call=call_entry(name, arguments, identity))
         if name and any(held.get(key) is not None for key in ("output", "result")):
             yield Piece(result=_result(held, identity))
     elif kind in RESULTS:
-        identity = next(
-            (place[key] for place in (part, held) for key in (*CALL_IDS, "toolUseId") if place.get(key)), ""
-        )
-        yield Piece(result=_result(inner, identity))
+        yield Piece(result=_result(inner, _identity(part, held)))
     elif kind not in THOUGHTS:
-        words = part.get("text") if isinstance(part.get("text"), str) else part.get("content")
+        words = part.get("text") if isinstance(part.get("text"), str | Mapping) else part.get("content")
+        words = words.get("value") if isinstance(words, Mapping) else words
         if isinstance(words, str) and words:
             yield Piece(words, OF_SPEAKER.get(_kind(part.get("part_kind")), ""))
 

@@ -1,0 +1,231 @@
+"""Rows in other tools' layouts: the same question, call, result and answer are read from each, with the outcome."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from captrain.contract import calls_of
+from captrain.errors import UserError
+from captrain.interop import read_logs
+from captrain.interop.logs.outcomes import Choices
+from captrain.records import JsonObject as Row
+
+ASKED, ANSWER = "Read A1.", "It is red."
+QUESTION, SAID = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWER}
+SPOKEN = [("user", ASKED), ("assistant", [("read", {"id": "A1"})]), ("tool", "red"), ("assistant", ANSWER)]
+CALL = {"tool": "read", "tool_input": {"id": "A1"}}
+TEMPLATE = {
+    "ChatML": "<|im_start|>{}\n{}<|im_end|>\n",
+    "Llama 3": "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>",
+}
+
+
+def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[object]]]:
+    """The outcome of each rollout, with who said or called what in it."""
+    log = folder / "log.json"
+    log.write_text(json.dumps(document))
+    logs = read_logs([log], choices=Choices(outcome))
+    return [
+        (rollout.outcome, [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages])
+        for rollout in logs.rollouts
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input": ASKED, "output": ANSWER, "intermediate_steps": [[{**CALL, "log": ""}, "red"]]},
+        {"input": ASKED, "output": ANSWER, "intermediate_steps": [[["read", '{"id": "A1"}', ""], "red"]]},
+        {"query": ASKED, "answer": "the right one", "agent_thoughts": [
+            {"thought": "", **CALL, "observation": "red"},
+            {"thought": ANSWER, "tool": "", "tool_input": "", "observation": ""}]},
+        {"input": ASKED, "actualOutput": ANSWER, "expectedOutput": "It is blue.",
+         "toolsCalled": [{"name": "read", "inputParameters": {"id": "A1"}, "output": "red"}]},
+        {"problem_statement": ASKED, "output": ANSWER, "trajectory_steps": [
+            {"action": "<function=read>\n<parameter=id>A1</parameter>\n</function>", "observation": "red"}]},
+    ],
+)  # fmt: skip
+def test_steps_with_results_are_read_under_any_name_with_the_question_and_the_last_words(
+    row: Row, tmp_path: Path
+) -> None:
+    assert read(tmp_path, [{**row, "success": False}]) == [("failed", SPOKEN)]
+
+
+def test_the_tools_and_the_right_calls_of_a_row_are_no_trace(tmp_path: Path) -> None:
+    gold = [{"name": "read", "arguments": {"id": "A1"}, "output": "red"}]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+    for row in ({"expected_calls": gold}, {"tools": tools}):
+        with pytest.raises(UserError, match="it holds no dialogue"):
+            read(tmp_path, [{"task_id": "t", **row, "success": False}])
+
+
+def test_a_list_whose_objects_hold_one_field_each_is_a_trace(tmp_path: Path) -> None:
+    fields = [{"Goal": ASKED}, {"Action": "read[A1]"}, {"Observation": "red"}, {"Progress Rate": 0.5}]
+    row = {"trajectory": [{**field, "id": 0} for field in fields], "success": True}
+    assert read(tmp_path, [row]) == [
+        ("passed", [SPOKEN[0], ("assistant", [("read", {"input": "A1"})]), ("tool", "red")])
+    ]
+
+
+@pytest.mark.parametrize("template", TEMPLATE.values(), ids=TEMPLATE)
+def test_texts_in_a_chat_template_are_taken_apart(template: str, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"id": "A1"}}\n</tool_call>'
+    result = "<tool_response>\nred\n</tool_response>"
+    prompt, opening = template.format("user", ASKED), template.partition("{}")[0]
+    turns = [("assistant", call), ("user", result), ("assistant", ANSWER)]
+    output = "".join(template.format(*turn) for turn in turns)
+    [(outcome, spoken)] = read(tmp_path, [{"input": prompt, "output": output, "gts": "red", "score": 0.0}])
+    assert opening and outcome == "failed"
+    assert spoken == [*SPOKEN[:2], ("tool", result), SPOKEN[3]]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [{"messages": [QUESTION, SAID]}] * 2},
+        {"evaluations": [{"reward": 1}, {"reward": 0}], "runs": [[QUESTION, SAID]] * 2},
+    ],
+)  # fmt: skip
+def test_outcomes_that_stand_before_the_dialogues_are_not_taken_for_rows(document: Row, tmp_path: Path) -> None:
+    said = [("user", ASKED), ("assistant", ANSWER)]
+    assert read(tmp_path, document) == [("passed", said), ("failed", said)]
+
+
+def test_a_text_as_reference_is_the_right_answer_and_no_dialogue(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": [QUESTION, SAID], "reference": "blue", "reward": 0}))
+    [rollout] = read_logs([tmp_path / "log.jsonl"]).rollouts
+    assert rollout.task.data["expected"] == {"reference": "blue"} and rollout.reference == []
+
+
+def test_numbered_messages_are_a_dialogue(tmp_path: Path) -> None:
+    row = {"original_task": ASKED, "message_2": SAID, "message_1": QUESTION, "success": True}
+    assert read(tmp_path, [row]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_messages_whose_texts_captrain_does_not_know_are_refused(tmp_path: Path) -> None:
+    turns = [{"role": role, "body": {"words": ASKED}} for role in ("user", "assistant")]
+    with pytest.raises(UserError, match="no message of its user holds a text.*role, body") as refusal:
+        read(tmp_path, [{"messages": turns, "reward": 0}])
+    assert '{"messages"' in refusal.value.remedy
+
+
+def test_a_score_is_named_as_outcome_whatever_its_name(tmp_path: Path) -> None:
+    row = {"id": "r", "input": [QUESTION], "output": [SAID], "scores": {"Factuality": 1}}
+    with pytest.raises(UserError) as refusal:
+        read(tmp_path, [row])
+    assert refusal.value.remedy == "add --outcome scores.Factuality"
+    assert read(tmp_path, [row], "scores.Factuality") == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_a_table_of_scores_that_lacks_rows_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("".join(
+        json.dumps({"task_id": name, "messages": [QUESTION, SAID]}) + "\n" for name in "abc"
+    ))  # fmt: skip
+    (tmp_path / "scores.csv").write_text("task_id,reward\na,1\n")
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path / "log.jsonl"], tmp_path / "scores.csv")
+    assert refusal.value.remedy.startswith("add a row for each rollout") and "\nb,1" in refusal.value.remedy
+
+
+def test_a_result_beside_a_dialogue_is_not_reported_as_a_file_without_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "messages.json").write_text(json.dumps([QUESTION, SAID]))
+        (tmp_path / name / "report.json").write_text(json.dumps({"passed": name == "one"}))
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path])
+    assert "no dialogue" not in str(refusal.value) and refusal.value.remedy == "add --outcome passed"
+    assert [rollout.outcome for rollout in read_logs([tmp_path], choices=Choices("passed")).rollouts] == [
+        "passed", "failed",
+    ]  # fmt: skip
+
+
+def test_results_of_promptfoo_are_read_with_what_the_grader_says(tmp_path: Path) -> None:
+    def row(number: int, output: object, **more: object) -> Row:
+        prompt = {"raw": json.dumps([QUESTION]), "label": "a long text"}
+        return {"testIdx": number, "promptIdx": 0, "prompt": prompt, "response": {"output": output}, **more}
+
+    wrong = {"success": False, "failureReason": 1, "error": "not blue", "gradingResult": {"reason": "not blue"}}
+    calls = [{"type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}]
+    rows = [row(0, ANSWER, **wrong), row(1, calls, success=True, failureReason=0),
+            row(2, None, success=False, failureReason=2, error="timeout")]  # fmt: skip
+    (tmp_path / "log.json").write_text(json.dumps({"evalId": "e", "results": {"version": 3, "results": rows}}))
+    failed, passed, broken = read_logs([tmp_path / "log.json"]).rollouts
+    assert (failed.outcome, failed.task.data["grading"], failed.error) == ("failed", "not blue", None)
+    assert passed.outcome == "passed" and calls_of(passed.messages[-1]) == [("read", {"id": "A1"})]
+    assert (broken.outcome, broken.error) == ("error", "timeout")
+
+
+def test_records_of_openai_s_evals_are_joined_by_sample(tmp_path: Path) -> None:
+    event = {"run_id": "r", "event_id": 0, "sample_id": "s.1"}
+    rows = [
+        {"spec": {"eval_name": "e"}},
+        {**event, "type": "sampling", "data": {"prompt": [QUESTION], "sampled": [ANSWER]}},
+        {**event, "type": "match", "data": {"correct": False, "expected": "blue", "picked": "red"}},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [rollout] = read_logs([tmp_path / "log.jsonl"]).rollouts
+    assert (rollout.task.id, rollout.outcome) == ("chat/s.1", "failed")
+    assert [message["content"] for message in rollout.messages] == [ASKED, ANSWER]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_trace_of_a_bedrock_agent_is_one_dialogue(wrapped: bool, tmp_path: Path) -> None:
+    request = {"text": json.dumps({"system": "Read.", "messages": [QUESTION]})}
+    given = {"function": "read", "parameters": [{"name": "id", "type": "string", "value": "A1"}]}
+    steps = [
+        {"modelInvocationInput": request},
+        {"rationale": {"text": "look"}},
+        {"invocationInput": {"invocationType": "ACTION_GROUP", "actionGroupInvocationInput": given}},
+        {"observation": {"type": "ACTION_GROUP", "actionGroupInvocationOutput": {"text": "red"}}},
+        {"modelInvocationInput": request},
+        {"observation": {"type": "FINISH", "finalResponse": {"text": ANSWER}}},
+    ]
+    events = [{"trace": {"orchestrationTrace": step}} if wrapped else {"orchestrationTrace": step} for step in steps]
+    (tmp_path / "log.json").write_text(json.dumps([{"sessionId": "s", "trace": event} for event in events]))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\n")
+    [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
+    spoken = [(m["role"], calls_of(m) or m["content"]) for m in rollout.messages]
+    assert spoken == [("system", "Read."), *SPOKEN] and rollout.outcome == "passed"
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}
+ACTING = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
+WHOLE = [QUESTION, ACTING, {"role": "tool", "tool_call_id": "c1", "content": "red"}]
+REPLY = {"choices": [{"message": SAID}]}
+JSON_CALL = [{"name": "read", "arguments": {"id": "A1"}}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"object": "chat.completion", "messages": WHOLE, **REPLY},
+        {"request_id": "r", "request_body": {"messages": WHOLE}, "response_body": REPLY},
+        {"task": {"question": ASKED}, "steps": [
+            {"observation": {"question": ASKED}, "action": [CALLED], "chat_completions": WHOLE[:2]},
+            {"observation": {"c1": "red"}, "action": ANSWER, "chat_completions": [*WHOLE, SAID]}]},
+        {"conversations": [QUESTION, {"role": "assistant", "function_call": JSON_CALL},
+                           {"role": "observation", "content": "red"}, SAID]},
+    ],
+)  # fmt: skip
+def test_a_request_with_its_reply_is_a_whole_dialogue(row: Row, tmp_path: Path) -> None:
+    assert read(tmp_path, [{**row, "success": True}]) == [("passed", SPOKEN)]
+
+
+def test_rows_as_content_of_a_message_are_not_dropped(tmp_path: Path) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"state": "red"}]}
+    [(_, spoken)] = read(tmp_path, [{"messages": [QUESTION, ACTING, result, SAID], "reward": 1}])
+    assert spoken[2] == ("tool", '[{"state": "red"}]')
+
+
+def test_what_was_seen_before_the_first_action_is_no_result(tmp_path: Path) -> None:
+    steps = [{"action": None, "observation": "a hall"}, {"action": "look", "observation": "a desk"}]
+    [(_, spoken)] = read(tmp_path, [{"goal": ASKED, "history": steps, "success": True}])
+    acted = [("assistant", [("action", {"input": "look"})]), ("tool", "a desk")]
+    assert spoken == [("user", ASKED), ("user", "a hall"), *acted]
+
+
+def test_a_message_of_an_api_is_the_agent_s(tmp_path: Path) -> None:
+    turns = [{"role": "userMessage", "content": ASKED}, {"role": "apiMessage", "content": ANSWER}]
+    assert read(tmp_path, [{"messages": turns, "reward": 1}]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
