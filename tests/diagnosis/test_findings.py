@@ -125,7 +125,7 @@ def test_a_look_up_that_other_changes_need_is_not_blamed_for_a_change_that_passe
     assert {name: tally.primary for name, tally in diagnosis.account.causes.items()} == {"missing_lookup": 14}
     assert diagnosis.account.unexplained == 4
     [fix] = diagnosis.findings.fixes
-    assert (fix.key[1], fix.counts["failures"]) == ("open_valve without an earlier bed_plan", 14)
+    assert (fix.key[1], fix.counts["failures"]) == ("calls open_valve without an earlier bed_plan", 14)
     assert advise(diagnosis)[0].actions[0] == 'add to the prompt: "Call bed_plan before open_valve."'
 
 
