@@ -33,7 +33,7 @@ from captrain.diagnosis.diagnosis import DiagnosedLabels
 from captrain.interop import read_logs
 from captrain.interop.logs import document
 from captrain.interop.logs.document import JsonDocument
-from captrain.records import Rollout, Spool, Task, Usage, publish
+from captrain.records import Rollout, Spool, Task, Usage, publication, publish
 from captrain.reporting.pages import build, rollouts
 from captrain.run import SelectionSettings
 from captrain.statistics import Bootstrap
@@ -174,6 +174,18 @@ def test_records_are_published_as_they_come_and_spooled_ones_are_read_one_by_one
     publish(tmp_path / "b.jsonl", spool)
     assert len(spool) == 50 and most < 5
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_spooled_records_of_any_length_come_back_however_little_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publication, "CHUNK", 16)
+    numbers = [1, 10**9, 10**80, 2]
+    spool = Spool(Usage)
+    for number in numbers:
+        spool.add(Usage(prompt_tokens=number))
+    assert [record.prompt_tokens for record in spool] == numbers
+    assert "".join(spool.lines) == "".join(f'{{"prompt_tokens":{number}}}\n' for number in numbers)
 
 
 def test_spooled_records_leave_no_file_behind_whatever_ends_the_process(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from support.needs import SHARED
 from support.scripted import composed_on
 
 from captrain.benchmarks import Replay, ReplayCall, Replayed, ServiceDesk, World, Worlds, logged_replay, open_worlds
+from captrain.benchmarks.replay import Dialogue
 from captrain.contract import CheckedEnvironment, tool_call
 from captrain.errors import UserError
 from captrain.interop import read_logs
@@ -105,6 +106,26 @@ def test_a_repaired_rollout_keeps_its_own_messages_around_the_repair(desk: list[
     assert not first.passed and lacking and repaired.passed and repaired.results[: len(logged.calls)] == first.results
     assert silent.parts["closing"] == 1.0, "the dialogue is closed without words"
     assert user.failed[0] and not user.failed[1] and user.passed
+
+
+def test_trials_of_a_task_share_what_its_reference_shows(desk: list[Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(r for r in desk if r.outcome == "failed")
+    second = first.model_copy(update={"id": "again", "trial": 1})
+    written, write = list[Replay](), Dialogue.messages
+
+    def counted(dialogue: Dialogue, replay: Replay) -> list[Message]:
+        written.append(replay)
+        return write(dialogue, replay)
+
+    monkeypatch.setattr(Dialogue, "messages", counted)
+    with open_worlds() as worlds:
+        outcomes: list[tuple[tuple[str, ...], list[Replayed]]] = []
+        for rollout in (first, second):
+            written.clear()
+            world = opened(worlds, rollout)
+            outcomes.append((world.owed, world.play([gold(world)])))
+            assert bool(written) == (rollout is first)
+    assert outcomes[0] == outcomes[1] and outcomes[0][1][0].passed
 
 
 def test_any_call_can_be_played_and_refusals_are_marked(desk: list[Rollout]) -> None:

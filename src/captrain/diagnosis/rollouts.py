@@ -36,6 +36,7 @@ from captrain.capabilities import (
     Toolbox,
     calls_in,
     explain,
+    has_solution,
     learn_needs,
     learn_toolbox,
     possible_causes,
@@ -294,8 +295,10 @@ def diagnose_rollouts(
     settings: dict[str, DiagnosisContext] = {}
     due: dict[str, set[str]] = {}
     signals: dict[str, Signals] = {}
+    are_referenced = True
     for rollout in logs.rollouts:
         outcomes.add(rollout)
+        are_referenced = are_referenced and has_solution(rollout)
         signals.setdefault(rollout.environment, Signals()).add(rollout)
         if rollout.environment not in settings:
             first = rollout.messages[0] if rollout.messages else {"role": ""}
@@ -314,7 +317,7 @@ def diagnose_rollouts(
     for environment, tools in due.items():
         settings[environment].idle_tools.difference_update(tools)
         settings[environment].signals.update(signals[environment].found)
-    spool, needs = Spool(DiagnosedRollout), learn_needs(logs.rollouts, toolbox)
+    spool, needs = Spool(DiagnosedRollout), None if are_referenced else learn_needs(logs.rollouts, toolbox)
     for rollout in tracked(logs.rollouts, "diagnosing", len(logs.rollouts)):
         try:
             spool.add(_explained(rollout, settings[rollout.environment], worlds, needs))
