@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -219,6 +220,11 @@ def test_a_grid_of_slurm_jobs_shares_stages_and_resumes_after_a_failure(project:
     ]), said  # fmt: skip
     assert "2 of 4 points failed" in said and "error: a threshold that nothing reaches" in said
     assert cluster.over() == ["grid COMPLETED"] * 4
+    listed = subprocess.run([BIN / "captrain", "jobs"], cwd=project, capture_output=True, text=True, check=True).stdout
+    assert listed.count("sweep grid") == listed.count("ended") == 4
+    [job, *_] = re.findall(r"^\S+_0\b", listed, re.MULTILINE)
+    log = subprocess.run([BIN / "captrain", "jobs", job], cwd=project, capture_output=True, text=True, check=True)
+    assert "Exiting after successful completion" in log.stdout
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.9 3", "evaluation 1 0.9 3"]), said

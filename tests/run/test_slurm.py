@@ -278,8 +278,8 @@ def test_jobs_are_shown_with_state_last_line_and_reason(home: Cluster) -> None:
     Path("go").touch()
     waiting.result()
     assert [row(one)[2] for one in sent()] == ["finished"] * 3
-    with pytest.raises(UserError, match="there is no job 1 here"):
-        jobs.job_log(Path(), "1")
+    with pytest.raises(UserError, match="there is no job 99999 here"):
+        jobs.job_log(Path(), "99999")
 
 
 @pytest.mark.needs("slurm")

@@ -1,8 +1,9 @@
-"""Slurm jobs of this repository: submissions, states, and `captrain jobs`.
+"""Slurm jobs of this repository: submissions, points of sweeps, states, and `captrain jobs`.
 
 If Slurm does not answer, the information on disk is still shown.
 """
 
+import re
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +18,8 @@ from captrain.records import FileName, Record, read_json
 from captrain.run.failures import Failure
 
 JOBS = Path(".cache/jobs")
+SWEEPS = Path(".cache/sweeps")
+"""Folder of Hydra's files of each sweep. With `hydra/launcher=submitit_slurm` each point is a job."""
 RECORD = "submission.json"
 SUBMITTED = "_submitted.pkl"
 """Suffix of the file that submitit writes for each accepted job, after the job id."""
@@ -25,9 +28,12 @@ ALIVE = {
     *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
 }
 """States of a job that may still finish."""
-LAUNCHERS = ("submitit ", "srun: ")
-"""Prefixes of log lines that come from submitit or Slurm and not from the job's function."""
-COLOURS = {"finished": "green", "running": "green", "pending": "yellow", "configuring": "yellow", "completing": "green"}
+LAUNCHERS = re.compile(r"submitit |srun: |\[[^]]*\]\[submitit\]")
+"""Beginning of log lines that come from submitit or Slurm and not from the job's function."""
+COLOURS = {
+    **dict.fromkeys(("finished", "ended", "running", "completing"), "green"),
+    **dict.fromkeys(("pending", "configuring"), "yellow"),
+}
 
 
 class Submission(Record):
@@ -57,7 +63,7 @@ class Submission(Record):
 
 
 class JobAttempt(NamedTuple):
-    """One Slurm job for one item."""
+    """One Slurm job for one item. A point of a sweep has the job's name as its key."""
 
     folder: Path
     job: str
@@ -72,6 +78,10 @@ class JobAttempt(NamedTuple):
         """Read the exception that the job's function raised, if any."""
         return Failure.read(self.folder / f"{self.key}.failure")
 
+    def is_ended_point(self) -> bool:
+        """Return whether this is a point of a sweep whose job has ended, with or without success."""
+        return self.key == self.job and (self.folder / f"{self.job}_0_result.pkl").exists()
+
     def last_line(self) -> str:
         """Read the last line that its function printed, progress bars included."""
         if not self.log.exists():
@@ -79,7 +89,7 @@ class JobAttempt(NamedTuple):
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 8192))
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip() and not line.startswith(LAUNCHERS)), "")
+        return next((line.strip() for line in reversed(lines) if line.strip() and not LAUNCHERS.match(line)), "")
 
 
 class State(NamedTuple):
@@ -95,6 +105,20 @@ def submissions(jobs: Path = JOBS) -> list[Submission]:
     """Read all submissions, oldest first."""
     rows = [read_json(path, Submission, "move it away: jobs run on") for path in jobs.glob(f"*/{RECORD}")]
     return sorted(rows, key=lambda row: row.at)
+
+
+def sweep_attempts(root: Path) -> list[tuple[str, JobAttempt]]:
+    """List the jobs of sweeps, each with the name of its sweep, oldest first."""
+    paths = list[Path]()
+    for folder in (root / SWEEPS).glob("*/.submitit"):
+        if any(folder.glob("*/*_submission.sh")):  # `submitit_local` writes none
+            paths += folder.glob(f"*/*{SUBMITTED}")
+    paths.sort(key=lambda path: (path.lstat().st_mtime, path.name))
+    names = [path.name.removesuffix(SUBMITTED) for path in paths]
+    return [
+        (f"sweep {path.parents[2].name}", JobAttempt(path.parent, name, name))
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def states(jobs: Collection[str]) -> dict[str, State]:
@@ -118,7 +142,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """Tabulate the last attempt of each item, oldest first."""
+    """Tabulate the last attempt of each item, oldest first, then the jobs of sweeps."""
     attempts: dict[str, list[tuple[str, JobAttempt]]] = {}
     for submission in submissions(root / JOBS):
         items = dict(zip(submission.keys, submission.items, strict=True))
@@ -126,7 +150,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
             # Reinsert the item, so the newest attempt comes last.
             earlier = attempts.pop(attempt.key, [])
             attempts[attempt.key] = [*earlier, (f"{submission.label} {items[attempt.key]}", attempt)]
-    last = [rows[-1] for rows in attempts.values()][-limit:]
+    last = [*(rows[-1] for rows in attempts.values()), *sweep_attempts(root)][-limit:]
     try:
         by_job, caption = states([attempt.job for _, attempt in last]), None
     except InfrastructureError as error:
@@ -138,10 +162,13 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
     table.add_column("reason")
     for item, attempt in last:
         # One word for the state, and the reason why the job waits or failed.
-        state, failure, count = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure(), len(attempts[attempt.key])
+        state, failure = by_job.get(attempt.job, State("UNKNOWN")), attempt.failure()
+        count = len(attempts.get(attempt.key, []))
         word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
         if (root / JOBS / "results" / f"{attempt.key}.jsonl").exists():
             word, reasons = "finished", []
+        elif attempt.is_ended_point():
+            word, reasons = "ended", []
         elif failure is not None:
             fault = failure.message if failure.remedy else f"{failure.type}: {failure.message}"
             word, reasons = "failed", fault.splitlines()[:1]
@@ -165,6 +192,7 @@ def job_log(root: Path, job: str) -> str:
         UserError: the job does not exist, or has no output yet.
     """
     attempts = [attempt for submission in submissions(root / JOBS) for attempt in submission.attempts(root / JOBS)]
+    attempts += [attempt for _, attempt in sweep_attempts(root)]
     # The id of an array stands for its first task.
     attempt = next((attempt for attempt in attempts if job in (attempt.job, attempt.job.split("_")[0])), None)
     if attempt is None:
