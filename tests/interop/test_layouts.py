@@ -118,6 +118,14 @@ def test_a_score_is_named_as_outcome_whatever_its_name(tmp_path: Path) -> None:
     assert read(tmp_path, [row], "scores.Factuality") == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
 
 
+def test_the_example_of_a_score_table_holds_when_it_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(f"{json.dumps({'messages': [QUESTION, SAID]})}\n" * 3)
+    with pytest.raises(UserError) as refusal:
+        read_logs([tmp_path / "log.jsonl"])
+    (tmp_path / "scores.csv").write_text(refusal.value.remedy.partition("like this:\n")[2])
+    assert len(read_logs([tmp_path / "log.jsonl"], tmp_path / "scores.csv").rollouts) == 3
+
+
 def test_a_table_of_scores_that_lacks_rows_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("".join(
         json.dumps({"task_id": name, "messages": [QUESTION, SAID]}) + "\n" for name in "abc"

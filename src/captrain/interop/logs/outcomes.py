@@ -315,12 +315,16 @@ class Scores:
         return [key for key in self.lines if key not in self._used]
 
 
-def scores_for(entry: Entry, path: Path) -> str:
-    """Return the first lines of an example score table that scores this entry."""
+def scores_for(entry: Entry, path: Path) -> tuple[str, str]:
+    """Return the header and a line of an example score table that scores this entry."""
     if entry.keys and entry.keys[0]:
-        return f"{SCORES}\n{plain(entry.keys[0])},1"
+        return SCORES, f"{plain(entry.keys[0])},1"
     is_named = not re.fullmatch(r"[0-9a-f]{6}:\d+", entry.task)
-    return f"task_id,reward\n{plain(entry.task)},1" if is_named else f"file,reward\n{plain(path.name)}:{entry.index},1"
+    return (
+        ("task_id,reward", f"{plain(entry.task)},1")
+        if is_named
+        else ("file,reward", f"{plain(path.name)}:{entry.index},1")
+    )
 
 
 def _key(name: str | None, trial: str | None) -> str:

@@ -198,6 +198,8 @@ REMEDIES = {
 """Remedy for each reason why an entry is unreadable. Falls back to the remedy of the format."""
 WHOLE = ("file", "the file")
 """Values of `Skipped.place` that mean the whole file."""
+SCORED = 3
+"""Most rollouts that the example of a score table scores."""
 LIST_LENGTH = 200
 """Most skipped entries that are listed. Further ones are only counted."""
 
@@ -305,8 +307,8 @@ class _Reader:
         self.policies: dict[str, str] = {}
         self.read: set[str] = set()
         """Digests of files, and of rollouts with their task, agent, trial and outcome (see `unread`)."""
-        self.unscored: str | None = None
-        """An example score table for the first rollout without an outcome, shown in the remedy."""
+        self.unscored: list[str] = []
+        """Lines of an example score table for the first rollouts without an outcome, shown in the remedy."""
 
     def censor(self, value: Value) -> Value:
         """Remove text that looks like an API key, unless `keep_secrets`. Keys of the environment are always removed."""
@@ -334,8 +336,11 @@ class _Reader:
             entry, record = self.judged(file, source.file, entry, row)
             counts["imported" if isinstance(record, Rollout) else "skipped"] += 1
             if isinstance(record, str):
-                if self.unscored is None and isinstance(entry, Entry) and record.startswith(NO_REWARD):
-                    self.unscored = scores_for(entry, file.path)
+                if isinstance(entry, Entry) and record.startswith(NO_REWARD) and len(self.unscored) <= SCORED:
+                    header, line = scores_for(entry, file.path)
+                    self.unscored += [] if self.unscored else [header]
+                    # All lines need the same columns, and a rollout needs one line only.
+                    self.unscored += [line] if header == self.unscored[0] and line not in self.unscored else []
                 skipped = Skipped(file.name, plain(place), plain(record))
                 if skipped.reason.startswith(OUT_OF_RANGE):
                     raise UserError(f"{file.shown}, {skipped.place}: {skipped.reason}", self.remedy("", [record]))
@@ -426,11 +431,11 @@ class _Reader:
             if reason.startswith(OUT_OF_RANGE):
                 mark = reason.rpartition(" ")[2]
                 return f"say what passes: --pass-at {mark}, for example, counts a reward of {mark} or more as passed"
-            if reason.startswith(NO_REWARD) and self.unscored is not None:
+            if reason.startswith(NO_REWARD) and self.unscored:
                 scores = self.judge.scores
                 no_row = MORE_ROWS if scores and len(scores.unused()) < len(scores.lines) else NO_ROW
                 remedy = REMEDIES[NO_REWARD] if scores is None else no_row
-                return f"{remedy}:\n{self.unscored}"
+                return "\n".join([f"{remedy}:", *self.unscored])
         keys = [key for reason in reasons for key in REMEDIES if reason.startswith(key)]
         remedies = (REMEDIES[key] for key in (*keys, source_format) if key in REMEDIES)
         return next(remedies, "correct these entries; docs/formats.md has an example of each format")

@@ -139,16 +139,12 @@ def _of_pair(action: object) -> Foreign:
 
 def of_fields(value: object) -> list[Message]:
     """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
+    items = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    rows = [[(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)] for item in items]
+    if not rows or any(len(row) != 1 for row in rows):
+        return []
     messages: list[Message] = []
-    for item in value if isinstance(value, list) else []:
-        fields = (
-            [(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)]
-            if isinstance(item, Mapping)
-            else []
-        )
-        if len(fields) != 1:
-            return []
-        [(name, part)] = fields
+    for [(name, part)] in rows:
         if name in (*PROMPTS, *THOUGHTS):
             messages.append({"role": "user" if name in PROMPTS else "assistant", "content": text_of(part)})
         elif name in ACTIONS:
