@@ -21,10 +21,8 @@ def main() -> str:
     publish_json(folder / "selection.json", selected.report)
     publish(folder / "capabilities.jsonl", selected.capabilities)
     publish_text(folder / "stability.csv", stability_table(selected.report).to_csv(index=False, float_format="%.6f"))
-    names = ", ".join(capability.id for capability in selected.capabilities)
-    return (
-        f"{len(selected.capabilities)} of {counted(len(candidates), 'candidate')} selected{': ' * bool(names)}{names}"
-    )
+    names = "".join(f" {capability.id}" for capability in selected.capabilities)
+    return f"{len(selected.capabilities)} of {counted(len(candidates), 'candidate')} selected:{names or ' none'}"
 
 
 if __name__ == "__main__":

@@ -637,7 +637,7 @@ def test_when_nothing_is_selected_the_results_say_so_and_are_still_written(
     run_here(workspace, "labels")
     publish_spec(strict, workspace / "results/spec.yaml")
     assert run_here(workspace, "capabilities") == 0
-    assert "0 of 5 candidates selected" in capsys.readouterr().out
+    assert "0 of 5 candidates selected: none" in capsys.readouterr().out
     assert load(workspace / "results/capabilities/capabilities.jsonl", Capability) == []
     report = json.loads((workspace / "results/capabilities/selection.json").read_text())
     assert report["thresholds"]["coverage"] == 0.9
