@@ -91,6 +91,32 @@ def test_a_grader_s_error_type_is_no_way_of_ending(tmp_path: Path) -> None:
     assert not any("premature_stop" in causes(row) for row in rows) and "come to an end" not in printed
 
 
+@pytest.mark.needs("shared")
+@pytest.mark.parametrize(
+    ("names", "options", "printed"),
+    [
+        (["chats_without_reward.jsonl"], ["--scores", REPRO / "chats_scores.csv"], "4 rollouts: 2 passed, 2 failed"),
+        (["outcome_named_resolved.jsonl"], ["--outcome", "resolved"], "4 rollouts: 2 passed, 2 failed"),
+        (["verifiers_results.jsonl"], [], "4 rollouts: 2 passed, 2 failed"),
+        (["reward_fraction.jsonl"], ["--pass-at", 0.9], "of them pass with --pass-at 0.9"),
+        (["gz_garbled_message.jsonl.gz"], [], "9 of 9 rewards are between 0 and 1 (0.02 to 0.97): only a reward of 1"),
+        (["reward_minus_one.jsonl"], [], "9 rollouts: 6 passed, 3 failed"),
+        (["two_agents_llm_agent.json", "two_agents_retry_agent.json"], [], "2 rollouts: 0 passed, 2 failed"),
+    ],
+)  # fmt: skip
+def test_any_outcome_gets_in(names: list[str], options: list[object], printed: str, tmp_path: Path) -> None:
+    first, *others = [REPRO / name for name in names]
+    rows, output = diagnosed(tmp_path, first, *others, *options)
+    assert printed in output and len({row["agent"] for row in rows}) == len(names)
+
+
+@pytest.mark.needs("shared")
+def test_a_field_that_looks_like_an_outcome_is_named_in_the_remedy(tmp_path: Path) -> None:
+    log = REPRO / "outcome_named_resolved.jsonl"
+    done = CliRunner().invoke(app, ["diagnose", str(log), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and getattr(done.exception, "remedy", "") == "add --outcome resolved"
+
+
 @pytest.mark.parametrize(
     ("given", "due"),
     [
