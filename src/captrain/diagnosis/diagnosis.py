@@ -138,8 +138,8 @@ def label_causes(
     for row, rollout in zip(rows, rollouts, strict=True):
         if row.standing != "contrasted":
             continue
-        verdicts_of_row = [verdict_of(row, kind) for kind in kinds]
-        codes.extend(map(code_of, verdicts_of_row))
+        verdicts_of_row: list[Verdict] = [verdict_of(row, kind) for kind in kinds]
+        codes.extend(code_of(verdict) for verdict in verdicts_of_row)
         # Most causes cannot be seen without a solution, so rollouts without one must not lower their coverage.
         is_solved = has_solution(rollout)
         could.extend(is_solved or verdict != "NA" for verdict in verdicts_of_row)
