@@ -173,7 +173,7 @@ class RunEstimate:
         self.policy, self.trainer = spec.policy.settings(), spec.trainer.settings()
         self.rates = local_rates(spec, node.speed)
         self.rank, self.experts = self.trainer.get("rank", 16), bool(self.trainer.get("experts", False))
-        self.model = str(spec.base.model if self.vllm else self.policy.get("name")).partition("@")[0]
+        self.model = str((spec.base.model if self.vllm else self.policy.get("name")) or "the base").partition("@")[0]
         self.size = dense_size(node.parameters * 1e9) if node.parameters else SIZES.get(self.model)
         throughput = VLLM_THROUGHPUT if self.vllm else ENDPOINT_THROUGHPUT
         if node.throughput:
