@@ -7,6 +7,7 @@ from pathlib import Path
 
 from support.domains import cellar
 
+from captrain.benchmarks import ToolKind
 from captrain.contract import CheckedEnvironment
 from captrain.diagnosis import Diagnosis, advise, diagnose
 from captrain.interop import read_logs
@@ -54,3 +55,33 @@ def test_outcomes_by_chance_show_no_need(tmp_path: Path) -> None:
     draw = random.Random(1)
     diagnosis = diagnosed(tmp_path, lambda *_: float(draw.random() < 0.5), 120)
     assert diagnosis.report is not None and not [e for e in diagnosis.report["candidates"] if e["selected"]]
+
+
+def _wrap_chats(folder: Path, passes_wrapped: int) -> Path:
+    """A log of 4000 chats: 1000 are asked to wrap and do, 3000 are asked to look; half of the latter pass."""
+    rows = list[JsonObject]()
+    for number in range(4000):
+        is_wrapped = number < 1000
+        name = "wrap_order" if is_wrapped else "get_order"
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps({"order": number})}}
+        messages = [
+            {"role": "user", "content": f"Please {'wrap' if is_wrapped else 'show'} order {number}."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "done"},
+            {"role": "assistant", "content": "It is done."},
+        ]
+        passed = number < passes_wrapped if is_wrapped else number % 2 == 0
+        rows.append({"task_id": f"t{number}", "messages": messages, "reward": float(passed)})
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return log
+
+
+def test_a_call_that_a_harder_kind_of_task_needs_is_no_cause(tmp_path: Path) -> None:
+    kinds: dict[str, ToolKind] = {"wrap_order": "write", "get_order": "read"}
+    found = dict[int, list[str]]()
+    for passes in (370, 0):
+        logs = read_logs([_wrap_chats(tmp_path, passes)], None)
+        diagnosis = diagnose(logs, SELECTION, runs=10, count=4, seed=0, kinds=kinds)
+        found[passes] = [name for name, tally in diagnosis.account.causes.items() if tally.primary]
+    assert found == {370: [], 0: ["extra_write"]}, "over a third of the first chats with this call pass"

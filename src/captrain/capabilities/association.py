@@ -22,7 +22,7 @@ EVERY: Key = ("rollout",)
 
 
 class Phrase(NamedTuple):
-    """Words for a feature and for its absence, a line for the prompt, and what an agent without the feature does.
+    """Words for a feature and for its absence, a line for the prompt, and what an agent without or with it does.
 
     Numbers stand for parts of its key.
     """
@@ -30,7 +30,8 @@ class Phrase(NamedTuple):
     holds: str
     fails: str = "no lack of: {0}"
     line: str = ""
-    mistake: str = ""
+    without: str = ""
+    having: str = ""
 
 
 PHRASES = {
@@ -54,6 +55,7 @@ PHRASES = {
         "{0} with a {1} from no earlier message",
         "Take {1} of {0} from the user's words or a tool's result.",
         "calls {0} with a {1} from no earlier message",
+        "copies {1} of {0} from an earlier message",
     ),
     "once": Phrase(
         "{0} never repeated",
@@ -67,7 +69,9 @@ PHRASES = {
     "followed": Phrase(
         "{0} followed by {1}", "{0} not followed by {1}", "Call {1} after {0}.", "does not call {1} after {0}"
     ),
-    "called": Phrase("{0} called", "{0} never called", "Do not close before {0} is called.", "never calls {0}"),
+    "called": Phrase(
+        "{0} called", "{0} never called", "Do not close before {0} is called.", "never calls {0}", "calls {0}"
+    ),
     "asked": Phrase(
         "{1} called where the user says '{0}'",
         "{1} never called, though the user says '{0}'",
@@ -167,8 +171,8 @@ class Association(NamedTuple):
     @property
     def mistake(self) -> str:
         """What an agent with this feature, or without it, does."""
-        absence = "" if self.holds else PHRASES[self.key[0]].mistake
-        return absence.format(*self.key[1:]) or f'shows the pattern "{self.name}"'
+        phrase = PHRASES[self.key[0]]
+        return (phrase.having if self.holds else phrase.without).format(*self.key[1:]) or self.name
 
     @property
     def excess(self) -> float:

@@ -2,9 +2,10 @@
 
 A need is a feature of calls whose absence correlates with failure beyond chance (Fisher's exact test, Holm's correction
 over all features of an environment). At most the share `LUCKY` of the passed rollouts lack it, so a feature that only
-one kind of task has is no need. `captrain.capabilities.rules.FEATURES` names the cause for each absent feature. For
-example, a change without the look-up that nearly all passed rollouts make first has the cause `missing_lookup`. A
-missing need is not a proof: the rollout may have failed for another reason.
+one kind of task has is no need. Of the rollouts that lack it, at most the share `LUCKY` passes: among thousands of
+rollouts, the tools of a harder kind of task also correlate with failure. `captrain.capabilities.rules.FEATURES` names
+the cause for each absent feature. For example, a change without the look-up that nearly all passed rollouts make first
+has the cause `missing_lookup`. A missing need is not a proof: the rollout may have failed for another reason.
 """
 
 import re
@@ -24,7 +25,8 @@ from captrain.statistics import fisher
 
 WORD = re.compile("[a-z]{3,}")
 LUCKY = 0.2
-"""Largest share of the passed rollouts that may lack a need. It is not 0, because an agent may guess right."""
+"""Largest share of the passed rollouts that may lack a need, and largest share of passes among the rollouts that lack
+it. It is not 0, because an agent may guess right."""
 LEAST = 5
 """Minimum number of failed and of passed rollouts with the base of a feature."""
 FEWEST = 10
@@ -69,6 +71,15 @@ class Lack:
     message: int
 
 
+def _is_rare(failed: tuple[int, int], passed: tuple[int, int]) -> bool:
+    """Return whether few passed rollouts lack a need, and few rollouts that lack it pass.
+
+    failed, passed: how many rollouts lack it, and how many could.
+    """
+    lack = failed[0] + passed[0]
+    return failed[0] * passed[1] > passed[0] * failed[1] and passed[0] <= LUCKY * min(passed[1], lack)
+
+
 class Needs:
     """The needs of the rollouts of each environment.
 
@@ -89,7 +100,7 @@ class Needs:
 
     def _of(self, tally: Tally) -> Iterator[Need]:
         for row in tally.associations():
-            is_sure = row.p_holm <= LEVEL and row.excess > 0 and row.passed[0] <= LUCKY * row.passed[1]
+            is_sure = row.p_holm <= LEVEL and _is_rare(row.failed, row.passed)
             kind = self._kind(row.key, row.holds)
             if is_sure and kind and min(row.failed[1], row.passed[1]) >= LEAST:
                 rows = self._of_changes(tally, row) if row.key[0] == "before" else [row]
@@ -102,7 +113,7 @@ class Needs:
                 whole = tally.bases[base]
                 failed, passed = (whole.failed - cell.failed, whole.failed), (whole.passed - cell.passed, whole.passed)
                 part = row._replace(key=key, base=base, failed=failed, passed=passed, p=fisher(failed, passed)[0])
-                if part.p <= LEVEL and part.excess > 0 and passed[0] <= LUCKY * passed[1]:
+                if part.p <= LEVEL and _is_rare(failed, passed):
                     yield part
 
     def _kind(self, key: Key, holds: bool) -> str:
