@@ -47,7 +47,7 @@ def serve(
     row: Annotated[
         str,
         typer.Option(
-            help="Row of the table that --route plays: trace, with the run's router, or one with a single adapter."
+            help="Row of the table that --route plays: trace by the run's router, mixture, or a row with one adapter."
         ),
     ] = "trace",
     upstream: Annotated[
