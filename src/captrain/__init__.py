@@ -13,8 +13,10 @@ import threading
 
 import lazy_loader
 
+_folder, _script = os.path.split(os.path.abspath((getattr(sys, "argv", None) or [""])[0]))
+_is_stage = "DVC_STAGE" in os.environ and os.path.basename(_folder) == "stages"
 if (
-    ("DVC_STAGE" in os.environ or os.path.basename(sys.argv[0]) in ("captrain", "captrain-sweep"))
+    (_is_stage or _script in ("captrain", "captrain-sweep"))
     and threading.current_thread() is threading.main_thread()
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):

@@ -174,7 +174,11 @@ def test_a_benchmark_whose_solutions_call_every_tool_once_has_its_environments(
 def test_a_score_that_asks_for_words_that_nobody_told_is_refused_by_the_plan() -> None:
     def told(name: str) -> list[str]:
         spec = compose_spec("default", 0, [f"benchmark._target_=support.rooms.{name}"], CONF)
-        return [error.remedy for error in make_plan(spec, Node()).refusals if "requires words that the agent is never told" in error.problem]
+        return [
+            error.remedy
+            for error in make_plan(spec, Node()).refusals
+            if "words that the agent is never told" in error.problem
+        ]
 
     assert not told("Rooms")
     [remedy] = told("Wordy")

@@ -210,15 +210,19 @@ def test_a_stage_whose_pipeline_ended_during_its_imports_ends(command: list[str]
 
 
 @pytest.mark.parametrize(
-    ("environment", "is_quiet"), [({"DVC_STAGE": "base"}, True), ({}, False)], ids=["stage", "other"]
+    ("folder", "environment", "is_quiet"),
+    [("stages", {"DVC_STAGE": "base"}, True), ("stages", {}, False), ("mine", {"DVC_STAGE": "mine"}, False)],
+    ids=["stage", "no pipeline", "a user's own stage"],
 )
 def test_an_interrupt_during_the_imports_of_a_stage_prints_no_traceback_and_other_programs_keep_theirs(
-    environment: dict[str, str], is_quiet: bool
+    folder: str, environment: dict[str, str], is_quiet: bool, tmp_path: Path
 ) -> None:
-    program = "import captrain, time\nprint('imported', flush=True)\ntime.sleep(60)"
+    program = tmp_path / folder / "base.py"
+    program.parent.mkdir()
+    program.write_text("import captrain, time\nprint('imported', flush=True)\ntime.sleep(60)")
     others = {name: value for name, value in os.environ.items() if name != "DVC_STAGE"}
     running = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, str(program)],
         env=others | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

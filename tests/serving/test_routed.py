@@ -222,8 +222,9 @@ def test_the_mixture_answers_every_conversation_when_its_row_is_served(with_mixt
     [
         (["--row", "mixture"], "need --route"),
         (["--route", "--row", "mixtur"], "did you mean mixture?"),
-        (["--route", "--row", "single"], "no adapter for row single"),
-        (["--route", "--row", "gepa"], "no adapter for row gepa"),
+        (["--route", "--row", "base"], "no row base has one adapter"),
+        (["--route", "--row", "single"], "no single adapter for row single"),
+        (["--route", "--row", "gepa"], "no single adapter for row gepa"),
         (["--route", "--row", "mixture", "--upstream", "http://localhost:1/v1"], "vLLM cannot serve row mixture"),
     ],
 )

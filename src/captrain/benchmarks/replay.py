@@ -136,7 +136,7 @@ class _Placed:
         return _Placed(call, self.turn, self.message)
 
 
-class Course:
+class ParsedDialogue:
     """The assistant's messages of one dialogue: calls with their places, and the texts that close turns."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -170,7 +170,7 @@ class Dialogue:
         reference: the course of the reference; an empty one for none.
     """
 
-    def __init__(self, logged: Course, reference: Course) -> None:
+    def __init__(self, logged: ParsedDialogue, reference: ParsedDialogue) -> None:
         self._logged, self._reference = logged, reference
 
     def has_said(self, text: str) -> bool:
@@ -241,7 +241,7 @@ class Dialogue:
 
 
 def _written(
-    course: Course, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
+    course: ParsedDialogue, placed: Sequence[_Placed], replay: Replay, closings: Sequence[str], least: int = 0
 ) -> list[Message]:
     """Write placed calls as messages.
 

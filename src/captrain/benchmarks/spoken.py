@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import get_args
 
 from captrain.benchmarks.pool import Pool
-from captrain.benchmarks.replay import Course, Dialogue, Replay, ReplayCall, Replayed, ToolKind
+from captrain.benchmarks.replay import Dialogue, ParsedDialogue, Replay, ReplayCall, Replayed, ToolKind
 from captrain.contract import CheckedEnvironment, calls_of, closing_episodes
 from captrain.records import JsonObject, Message, Task
 
@@ -36,8 +36,8 @@ class DialogueWorld:
         logged: the rollout's messages.
         solution: assistant messages of the reference.
         kinds: the tool kinds that the benchmark declares.
-        gold: the world of the same task whose rollout is the reference. It knows what calls change, which words are
-            owed and how the reference does, for all trials of the task. None: this world finds out for itself.
+        reference_world: the world of the same task whose rollout is the reference. It finds out once, for all trials of
+            the task, what calls change, which words are owed and how the reference ends. None: this world does.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class DialogueWorld:
         logged: Sequence[Message],
         solution: Sequence[Message],
         kinds: Mapping[str, ToolKind],
-        gold: "DialogueWorld | None" = None,
+        reference_world: "DialogueWorld | None" = None,
     ) -> None:
         self.solution, self.kinds = solution, kinds
-        self._gold = gold or self
-        self._course: Course = gold._course if gold else Course(solution)
-        self._dialogue = Dialogue(Course(logged), self._course)
+        self._reference_world = reference_world or self
+        self._course: ParsedDialogue = reference_world._course if reference_world else ParsedDialogue(solution)
+        self._dialogue = Dialogue(ParsedDialogue(logged), self._course)
         self.reference = tuple(placed.call for placed in self._course.calls)
         self._changes: dict[tuple[str, str], bool] = {}
         self._known: dict[tuple[object, ...], PlayedDialogue] = {}
@@ -66,9 +66,9 @@ class DialogueWorld:
         """Play replays, equal dialogues once."""
         keys = [_key_of_replay(replay) for replay in replays]
         new = {key: replay for key, replay in zip(keys, replays, strict=True) if key not in self._known}
-        if self._gold is not self:
+        if self._reference_world is not self:
             shared = {key: replay for key, replay in new.items() if self._dialogue.follows_reference(replay)}
-            self._known |= zip(shared, self._gold._outcomes([*shared.values()]), strict=True)
+            self._known |= zip(shared, self._reference_world._outcomes([*shared.values()]), strict=True)
             new = {key: replay for key, replay in new.items() if key not in shared}
         if new:
             dialogues = [self._dialogue.messages(replay) for replay in new.values()]
@@ -82,7 +82,7 @@ class DialogueWorld:
     @property
     def owed(self) -> tuple[str, ...]:
         """See `captrain.benchmarks.World`."""
-        return self._gold._owed
+        return self._reference_world._owed
 
     @cached_property
     def _owed(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class DialogueWorld:
             played = iter(run.calls)
             outcomes = [next(played, NOT_TAKEN) if call.by == "assistant" else NOT_TAKEN for call in replay.calls]
             changed = [
-                not is_refused and (self._gold._matters(call) if change is None else change)
+                not is_refused and (self._reference_world._matters(call) if change is None else change)
                 for call, (_, is_refused, change) in zip(replay.calls, outcomes, strict=True)
             ]
             results, failed = [result for result, _, _ in outcomes], [is_refused for _, is_refused, _ in outcomes]
@@ -167,7 +167,7 @@ class ContractTask:
         self.kinds: dict[str, ToolKind] = {**annotated(target.declared_tools), **kinds}
         self.played: dict[str, PlayedDialogue] = {}
         """See `DialogueWorld.played`."""
-        self.gold = ContractWorld(self, self.solution)
+        self.reference_world = ContractWorld(self, self.solution)
         """The world whose rollout is the reference."""
 
 
@@ -179,8 +179,10 @@ class ContractWorld(DialogueWorld):
         logged: the rollout's messages.
     """
 
-    def __init__(self, shared: ContractTask, logged: Sequence[Message], gold: "ContractWorld | None" = None) -> None:
-        super().__init__(logged, shared.solution, shared.kinds, gold)
+    def __init__(
+        self, shared: ContractTask, logged: Sequence[Message], reference_world: "ContractWorld | None" = None
+    ) -> None:
+        super().__init__(logged, shared.solution, shared.kinds, reference_world)
         self._target, self._task, self.played = shared.target, shared.task, shared.played
 
     def run(self, dialogues: Sequence[Sequence[Message]]) -> list[PlayedDialogue]:

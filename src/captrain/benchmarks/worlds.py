@@ -193,7 +193,7 @@ class Worlds(ExitStack):
         self._contract_tasks[key] = shared
         if len(self._contract_tasks) > MOST_OPEN:
             self._contract_tasks.pop(next(iter(self._contract_tasks)))
-        return ContractWorld(shared, rollout.messages, shared.gold)
+        return ContractWorld(shared, rollout.messages, shared.reference_world)
 
     def _pool(self, benchmark: str, environment: Mapping[str, str] | None = None) -> Pool:
         """The workers of a benchmark with additions to their environment."""

@@ -71,10 +71,10 @@ class Lack:
     message: int
 
 
-def _is_rare(failed: tuple[int, int], passed: tuple[int, int]) -> bool:
-    """Return whether few passed rollouts lack a need, and few rollouts that lack it pass.
+def _mostly_fails(failed: tuple[int, int], passed: tuple[int, int]) -> bool:
+    """Return whether rollouts that lack a need fail more often, few of them pass, and few passed rollouts lack it.
 
-    failed, passed: how many rollouts lack it, and how many could.
+    failed, passed: (rollouts that lack it, all that could lack it).
     """
     lack = failed[0] + passed[0]
     return failed[0] * passed[1] > passed[0] * failed[1] and passed[0] <= LUCKY * min(passed[1], lack)
@@ -100,7 +100,7 @@ class Needs:
 
     def _of(self, tally: Tally) -> Iterator[Need]:
         for row in tally.associations():
-            is_sure = row.p_holm <= LEVEL and _is_rare(row.failed, row.passed)
+            is_sure = row.p_holm <= LEVEL and _mostly_fails(row.failed, row.passed)
             kind = self._kind(row.key, row.holds)
             if is_sure and kind and min(row.failed[1], row.passed[1]) >= LEAST:
                 rows = self._of_changes(tally, row) if row.key[0] == "before" else [row]
@@ -113,7 +113,7 @@ class Needs:
                 whole = tally.bases[base]
                 failed, passed = (whole.failed - cell.failed, whole.failed), (whole.passed - cell.passed, whole.passed)
                 part = row._replace(key=key, base=base, failed=failed, passed=passed, p=fisher(failed, passed)[0])
-                if part.p <= LEVEL and _is_rare(failed, passed):
+                if part.p <= LEVEL and _mostly_fails(failed, passed):
                     yield part
 
     def _kind(self, key: Key, holds: bool) -> str:

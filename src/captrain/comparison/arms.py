@@ -263,11 +263,12 @@ def adapter_of_row(root: Path, row: str) -> Path:
         UserError: there is no such row, this run has no adapter for it, or the adapter was altered.
     """
     if row not in baselines():
-        raise UserError(f"there is no row {row}", alternatives(row, [TRACE, *baselines()]))
+        raise UserError(f"no row {row} has one adapter", alternatives(row, [TRACE, *baselines()]))
     entry = read_index(root / f"results/{row}/index.json").get(row)
     if entry is None or not entry.path:
-        remedy = "run the pipeline with a row that trains one, for example baselines.mixture.run=true"
-        raise UserError(f"this run has no adapter for row {row}", remedy)
+        raise UserError(
+            f"this run has no single adapter for row {row}", f"run the pipeline with baselines.{row}.run=true"
+        )
     adapter = Adapter(str(root / entry.path), entry.digest)
     return Path(require_trained(adapter, row).folder)
 

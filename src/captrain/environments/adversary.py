@@ -885,7 +885,7 @@ class Exploit:
 
     @property
     def most(self) -> float:
-        """Upper bound of the mean: as far above it as `least` is below."""
+        """Upper bound of the mean: as far above the mean as `least` is below."""
         return 2 * self.mean - self.least
 
 

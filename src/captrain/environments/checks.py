@@ -583,7 +583,7 @@ def knowing_nothing(evidence: Evidence) -> CheckResult:
 def guessing(evidence: Evidence) -> CheckResult:
     """Check that the values that look-ups find cannot be guessed: a guess may earn `GAIN` more than chance.
 
-    The same answer in every task may earn half of what is between guessing evenly and the full reward.
+    The same answer in every task may earn up to the midpoint between guessing evenly and the full reward.
     """
     player = adversary(evidence)
     lists = [view for view in player.views if len(view.listed) >= FEWEST and (view.opened or view.key != ANSWER)]

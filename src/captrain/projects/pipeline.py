@@ -323,6 +323,8 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     except KeyboardInterrupt:
         launch.end_children()
         raise
+    finally:
+        del os.environ[launch.PIPELINE]
 
 
 def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> None:

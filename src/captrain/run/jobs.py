@@ -142,7 +142,7 @@ def states(jobs: Collection[str]) -> dict[str, State]:
 
 
 def jobs_table(root: Path, limit: int = 40) -> Table:
-    """Tabulate the last attempt of each item, oldest first, then the jobs of sweeps."""
+    """Tabulate the last attempts of the newest items, oldest first, then the newest jobs of sweeps: `limit` of each."""
     attempts: dict[str, list[tuple[str, JobAttempt]]] = {}
     for submission in submissions(root / JOBS):
         items = dict(zip(submission.keys, submission.items, strict=True))
@@ -150,7 +150,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
             # Reinsert the item, so the newest attempt comes last.
             earlier = attempts.pop(attempt.key, [])
             attempts[attempt.key] = [*earlier, (f"{submission.label} {items[attempt.key]}", attempt)]
-    last = [*(rows[-1] for rows in attempts.values()), *sweep_attempts(root)][-limit:]
+    last = [*[rows[-1] for rows in attempts.values()][-limit:], *sweep_attempts(root)[-limit:]]
     try:
         by_job, caption = states([attempt.job for _, attempt in last]), None
     except InfrastructureError as error:
@@ -167,7 +167,7 @@ def jobs_table(root: Path, limit: int = 40) -> Table:
         word, reasons = state.name.lower(), [] if state.reason in ("", "None") else [state.reason]
         if (root / JOBS / "results" / f"{attempt.key}.jsonl").exists():
             word, reasons = "finished", []
-        elif attempt.is_ended_point():
+        elif attempt.is_ended_point() and state.name in ("GONE", "UNKNOWN", "COMPLETED"):
             word, reasons = "ended", []
         elif failure is not None:
             fault = failure.message if failure.remedy else f"{failure.type}: {failure.message}"

@@ -39,6 +39,7 @@ WORKER = "CAPTRAIN_WORKER"
 PIPELINE = "CAPTRAIN_PIPELINE"
 """Environment variable with the id of the process that runs the pipeline."""
 
+SHELLS = ("sh", "dash", "bash", "zsh", "ksh", "fish")
 PR_SET_PDEATHSIG = 1
 POOLS = 3
 """Most pools of workers per run. If a worker dies, its pool breaks, and a new pool takes the unfinished items."""
@@ -176,12 +177,14 @@ def end_with_pipeline() -> None:
     if PIPELINE in os.environ:
         Thread(target=_end_after, args=(int(os.environ[PIPELINE]),), daemon=True).start()
         return
-    for process in psutil.Process().parents():
+    ancestors = psutil.Process().parents()
+    for process in ancestors:
         with suppress(psutil.Error):
             if Path(process.exe()).name.startswith("python"):
                 Thread(target=_end_after, args=(process.pid,), daemon=True).start()
                 return
-    if "DVC_STAGE" in os.environ:  # DVC ended while this stage imported its libraries
+    # If only DVC's shell is left, DVC ended while this stage imported its libraries.
+    if "DVC_STAGE" in os.environ and all(process.pid == 1 or process.name() in SHELLS for process in ancestors):
         os.kill(os.getpid(), signal.SIGTERM)
 
 

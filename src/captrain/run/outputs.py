@@ -84,7 +84,7 @@ def user_outputs(folder: Path, names: Iterable[str] = (), *, whole: bool = True)
 
 
 def _make_locked(folder: Path) -> int:
-    """Make a folder and return the descriptor of its lock. Make it again if another run removed it before it had one.
+    """Make a folder and return the descriptor of its lock. Retry if another run removed the folder before the lock.
 
     The system releases the lock when the process ends, also when it is killed.
     """
