@@ -171,4 +171,4 @@ def test_another_installation_than_the_passports_and_a_package_of_it_are_refused
     (derived / "dvc.yaml").touch()
     path = str(derived / "results/environments/wrong_argument.py")
     status, _, error = captrain(derived, "export-environment", path, "--to", "trl", "--out", "package")
-    assert status == 2 and "no package can hold it" in error and not (derived / "package").exists()
+    assert status == 2 and "cannot be packaged" in error and not (derived / "package").exists()
