@@ -15,7 +15,7 @@ To add a cause:
 1. Write its entry in `CAUSES`. Its id is used in labels, reports, environments, adapters, tables and figures.
 2. Write a sign in `edit_signs.py` or `log_signs.py`, and a `Rule` in `RULES` with a free rank at its place.
 3. Add a case to `tests/diagnosis/test_causes.py` and the id with its title to `docs/concepts.md`.
-4. To train it, add a template (see `docs/environments.md`), or set `step` so that an environment can be derived.
+4. To train it, add a template (see `docs/architecture.md`), or set `step` so that an environment can be derived.
 """
 
 from collections.abc import Callable, Iterator, Sequence
