@@ -15,6 +15,7 @@ WORDS = {
     "paper": 700, "paper-setting": 500, "sweeps": 500, "slurm": 500, "gpus": 500, "report": 600, "results": 1200,
     "smollm": 900, "own-benchmark": 900, "project": 400, "model": 400, "vllm": 400, "benchmark": 400, "tau2": 400,
     "mixture": 600, "verifiers": 400, "serve": 400, "hub": 400, "stages": 800,
+    "honesty": 800, "security": 800, "limits": 700,
 }  # fmt: skip
 """The most words of a page, output of commands left out."""
 TUTORIALS = ("README", "install", "diagnose", "paper", "own-benchmark")
