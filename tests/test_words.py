@@ -16,6 +16,7 @@ WORDS = {
     "smollm": 900, "own-benchmark": 900, "project": 400, "model": 400, "vllm": 400, "benchmark": 400, "tau2": 400,
     "mixture": 600, "verifiers": 400, "serve": 400, "hub": 400, "stages": 800,
     "environments": 400, "examination": 1100, "sandbox": 300, "export": 300, "derived": 400,
+    "honesty": 800, "security": 800, "limits": 700,
 }  # fmt: skip
 """The most words of a page, output of commands left out."""
 TUTORIALS = ("README", "install", "diagnose", "paper", "own-benchmark")
