@@ -237,3 +237,13 @@ def test_what_was_seen_before_the_first_action_is_no_result(tmp_path: Path) -> N
 def test_a_message_of_an_api_is_the_agent_s(tmp_path: Path) -> None:
     turns = [{"role": "userMessage", "content": ASKED}, {"role": "apiMessage", "content": ANSWER}]
     assert read(tmp_path, [{"messages": turns, "reward": 1}]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_the_first_of_several_lists_is_read_and_no_other(tmp_path: Path) -> None:
+    names = [f"list_{letter}" for letter in "jihgfedcba"]
+    document = {name: [{"messages": [QUESTION, {**SAID, "content": name}], "success": True}] * 2 for name in names}
+    assert {spoken[1][1] for _, spoken in read(tmp_path, document)} == {names[0]}
+    row = {f"{name}_{number}": {**turn, "content": name} for name in "jihgfedcba"
+           for number, turn in enumerate((QUESTION, SAID))}  # fmt: skip
+    [(_, spoken)] = read(tmp_path, [{**row, "success": True}])
+    assert spoken == [("user", "j"), ("assistant", "j")]

@@ -130,7 +130,7 @@ def _numbered(row: Foreign) -> Iterator[list[object]]:
     """Yield the messages in numbered fields of a row, such as `message_1` and `message_2`, by the fields' name."""
     names = [match for name in row if (match := NUMBERED.fullmatch(str(name))) and isinstance(row[name], Mapping)]
     names.sort(key=lambda match: int(match[2]))
-    for stem in {match[1] for match in names}:
+    for stem in dict.fromkeys(match[1] for match in names):
         yield [row[match[0]] for match in names if match[1] == stem]
 
 

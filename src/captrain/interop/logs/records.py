@@ -133,7 +133,7 @@ def rows_in(document: Foreign, is_row: Callable[[Foreign], bool]) -> Iterator[tu
     """
     shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
     lists = {name: objects for name, part in document.items() if (objects := _objects(part))}
-    known = {name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))}
+    known = [name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))]
     holders = [part for part in [*document.values()][:FIRST] if isinstance(part, dict) and not known]
     holders = [part for part in holders if not is_row(part) and _has_rows(part, is_row)]
     if len(holders) == 1:
