@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -247,3 +248,12 @@ def test_the_first_of_several_lists_is_read_and_no_other(tmp_path: Path) -> None
            for number, turn in enumerate((QUESTION, SAID))}  # fmt: skip
     [(_, spoken)] = read(tmp_path, [{**row, "success": True}])
     assert spoken == [("user", "j"), ("assistant", "j")]
+
+
+def test_many_results_in_a_message_with_words_after_them_are_read_at_once(tmp_path: Path) -> None:
+    said = "<tool_response>\nred\n</tool_response>\n" * 28 + "And now?"
+    turns = [("user", ASKED), ("assistant", "Wait."), ("user", said)]
+    prompt = "".join(TEMPLATE["ChatML"].format(*turn) for turn in turns)
+    start = process_time()
+    [(_, spoken)] = read(tmp_path, [{"input": prompt, "output": ANSWER, "score": 1}])
+    assert spoken[2] == ("user", said) and process_time() - start < 5

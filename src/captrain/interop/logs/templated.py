@@ -18,7 +18,7 @@ TURN = re.compile(
     r"(.*?)(?=<\|im_end\|>|<\|eot_id\|>|<\|im_start\|>|<\|start_header_id\|>|\Z)",
     re.DOTALL,
 )
-RESULT = re.compile(r"\A\s*(?:<tool_response>.*?</tool_response>\s*)+\Z", re.DOTALL)
+RESULT = re.compile(r"\s*(?:<tool_response>(?:(?!</tool_response>).)*</tool_response>\s*)+", re.DOTALL)
 """A message of results, which some templates write in the name of the user."""
 
 
@@ -32,7 +32,7 @@ def _text(row: Foreign) -> str:
 def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     messages: list[Message] = []
     for one, other, text in TURN.findall(_text(row)):
-        role = "tool" if RESULT.match(text) else OTHER_ROLES.get(one or other, one or other)
+        role = "tool" if RESULT.fullmatch(text) else OTHER_ROLES.get(one or other, one or other)
         messages.append({"role": role, "content": text.strip()})
     return chat_row({**row, "messages": messages})
 
