@@ -9,7 +9,10 @@ without `task_id` (in ShareGPT: without `id`) is a task of its own, named by its
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from captrain.interop.logs.autogen import LIMIT, is_autogen, of_autogen
@@ -42,7 +45,7 @@ from captrain.interop.logs.source import (
     text_of,
     trial_of,
 )
-from captrain.interop.logs.turns import LISTED_RESULTS, PARTS, is_exchange, is_turn, of_turn
+from captrain.interop.logs.turns import LISTED_RESULTS, PARTS, is_exchange, is_turn, of_turn, speaker_of
 from captrain.records import Message, file_digest, plain
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
@@ -52,6 +55,11 @@ FOREIGN = ("toolRequest", "toolResponse")
 CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
 """Types of content blocks in the notations of Anthropic, Vercel and OpenClaw, without hyphens and in lower case."""
 TIMES = ("created_at", "createdAt", "timestamp", "time")
+ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]")
+EARLIEST = 1e9
+"""Least number that is a point in time, in seconds since 1970 or a finer unit. A smaller one may be a duration."""
+OPENING = ("system", "user")
+"""Speakers that begin a dialogue."""
 NUMBERED = re.compile(r"([A-Za-z]+)_?(\d+)")
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
@@ -135,17 +143,26 @@ def _numbered(row: Foreign) -> Iterator[list[object]]:
 
 
 def oldest_first(messages: list[object] | None) -> list[object] | None:
-    """Reverse a list of messages whose times fall, as some APIs list the newest first."""
-    first = messages[0] if messages else None
-    name = next((name for name in TIMES if isinstance(first, Mapping) and name in first), "")
-    if not messages or not name:
+    """Reverse a list of messages that some APIs list the newest first.
+
+    Every message must have a point in time, these must fall, and the dialogue must begin with the user or the system
+    only if it is reversed.
+    """
+    times = [*map(_time_of, messages or ())]
+    falling = all(a is not None and b is not None and a > b for a, b in pairwise(times))
+    if not messages or len(times) < 2 or not falling:
         return messages
-    times = [item.get(name) if isinstance(item, Mapping) else None for item in messages]
-    for kind in (str, int, float):
-        dated = [time for time in times if isinstance(time, kind)]
-        if len(dated) == len(times) and dated[0] != dated[-1] and dated == sorted(dated, reverse=True):
-            return messages[::-1]
-    return messages
+    return messages[::-1] if speaker_of(messages[0]) not in OPENING and speaker_of(messages[-1]) in OPENING else messages
+
+
+def _time_of(item: object) -> float | None:
+    """Return when a message was sent, in seconds since 1970 or a finer unit. None for a duration, a clock or no time."""
+    value = next((item[name] for name in TIMES if name in item), None) if isinstance(item, Mapping) else None
+    if isinstance(value, str) and ISO_TIME.match(value):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(value)
+            return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return float(value) if isinstance(value, int | float) and value > EARLIEST else None
 
 
 def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
