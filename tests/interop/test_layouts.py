@@ -257,3 +257,30 @@ def test_many_results_in_a_message_with_words_after_them_are_read_at_once(tmp_pa
     start = process_time()
     [(_, spoken)] = read(tmp_path, [{"input": prompt, "output": ANSWER, "score": 1}])
     assert spoken[2] == ("user", said) and process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "outcomes"),
+    [
+        ({"success": True}, [{"score": 0}, {"score": 0}], ["passed", "passed"]),
+        ({"info": {"passed": False}}, [{"score": 1}, {"score": 1}], ["failed", "failed"]),
+        ({"is_solved": "no"}, [{"reward": 1}, {"reward": 1}], ["failed", "failed"]),
+        ({"status": "completed"}, [{"reward": 1}, {"reward": 0}], ["passed", "failed"]),
+    ],
+)
+def test_numbers_beside_the_rollouts_never_override_an_outcome_of_their_own(
+    own: Row, beside: list[Row], outcomes: list[str], tmp_path: Path
+) -> None:
+    document = {"runs": [{"messages": [QUESTION, SAID], **own}] * 2, "summary": beside}
+    try:
+        read_outcomes = [outcome for outcome, _ in read(tmp_path, document)]
+    except UserError as refusal:  # the field of the rollouts is proposed
+        assert not refusal.remedy.endswith(("score", "reward"))
+        read_outcomes = [outcome for outcome, _ in read(tmp_path, document, refusal.remedy.split()[-1])]
+    assert read_outcomes == outcomes
+
+
+def test_metrics_of_a_whole_set_are_no_outcomes_of_its_rollouts(tmp_path: Path) -> None:
+    metrics = [{"metric": "mean", "score": 1}, {"metric": "median", "score": 0}]
+    with pytest.raises(UserError, match="no outcome found"):
+        read(tmp_path, {"runs": [{"messages": [QUESTION, SAID]}] * 2, "metrics": metrics})

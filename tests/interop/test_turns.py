@@ -133,7 +133,12 @@ CHOICES = [
     {"message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"},
 ]
 NEWEST_FIRST = [
-    {"created_at": 1700000009 - place, "role": role, "content": [{"type": "text", "text": {"value": text}}], "tool_calls": calls}
+    {
+        "created_at": 2e9 - place,
+        "role": role,
+        "content": [{"type": "text", "text": {"value": text}}],
+        "tool_calls": calls,
+    }
     for place, (role, text, calls) in enumerate(
         [("assistant", ANSWER, []), ("tool", "red", []), ("assistant", "", [CALLED]), ("user", "Read A1.", [])]
     )

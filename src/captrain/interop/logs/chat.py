@@ -152,11 +152,12 @@ def oldest_first(messages: list[object] | None) -> list[object] | None:
     falling = all(a is not None and b is not None and a > b for a, b in pairwise(times))
     if not messages or len(times) < 2 or not falling:
         return messages
-    return messages[::-1] if speaker_of(messages[0]) not in OPENING and speaker_of(messages[-1]) in OPENING else messages
+    first, last = speaker_of(messages[0]), speaker_of(messages[-1])
+    return messages[::-1] if last in OPENING and first not in OPENING else messages
 
 
 def _time_of(item: object) -> float | None:
-    """Return when a message was sent, in seconds since 1970 or a finer unit. None for a duration, a clock or no time."""
+    """Return when a message was sent, since 1970. None for a duration, a clock, any other notation, or no time."""
     value = next((item[name] for name in TIMES if name in item), None) if isinstance(item, Mapping) else None
     if isinstance(value, str) and ISO_TIME.match(value):
         with suppress(ValueError):

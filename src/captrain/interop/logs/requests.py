@@ -11,10 +11,10 @@ from pathlib import Path
 from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.chat import REWARD, dialogue_of
 from captrain.interop.logs.exchange import exchange, items_of
-from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat
 from captrain.interop.logs.source import Foreign, loaded
 from captrain.interop.logs.traces import TraceFormat, TraceRun
+from captrain.interop.logs.verdicts import OUTCOMES
 
 TRACE = ("weave_task_id", "trace_id", "traceId")
 SESSION = ("session_id", "sessionId")
