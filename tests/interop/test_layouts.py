@@ -284,3 +284,23 @@ def test_metrics_of_a_whole_set_are_no_outcomes_of_its_rollouts(tmp_path: Path) 
     metrics = [{"metric": "mean", "score": 1}, {"metric": "median", "score": 0}]
     with pytest.raises(UserError, match="no outcome found"):
         read(tmp_path, {"runs": [{"messages": [QUESTION, SAID]}] * 2, "metrics": metrics})
+
+
+@pytest.mark.parametrize("own", [0, 1, 2], ids=["request", "action", "result"])
+@pytest.mark.parametrize("result", ["red", "5"])
+def test_the_last_step_is_kept_where_each_step_repeats_its_request(own: int, result: str, tmp_path: Path) -> None:
+    seen = {"role": "tool", "tool_call_id": "c1", "content": "blue 15"}
+    whole = [QUESTION, ACTING, seen, ACTING, {**seen, "content": result}]
+    steps = [
+        {"messages": whole[: before + own], "tool_calls": JSON_CALL, "observation": end}
+        for before, end in ((1, "blue 15"), (3, result))
+    ]
+    [(_, spoken)] = read(tmp_path, [{"steps": steps, "success": False}])
+    assert spoken == [*SPOKEN[:2], ("tool", "blue 15"), SPOKEN[1], ("tool", result)]
+
+
+def test_messages_of_steps_that_do_not_repeat_those_before_are_no_whole_dialogue(tmp_path: Path) -> None:
+    steps = [{"messages": [{"role": "user", "content": text}], "action": f"open[{text}]", "observation": text}
+             for text in ("a", "b")]  # fmt: skip
+    [(_, spoken)] = read(tmp_path, [{"goal": ASKED, "steps": steps, "success": False}])
+    assert [said for role, said in spoken if role == "tool"] == ["a", "b"]

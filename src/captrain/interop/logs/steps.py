@@ -3,14 +3,17 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
 
+from captrain.contract import calls_of
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import chat_row, is_message, is_spoken, messages_in
+from captrain.interop.logs.chat import chat_row, dialogue_of, is_message, is_spoken, messages_in
 from captrain.interop.logs.outcomes import DEEPEST, LAST, at
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
-from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
+from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, loaded, text_of
+from captrain.interop.logs.turns import speaker_of
 from captrain.interop.logs.written import written_calls
 from captrain.records import Message
 
@@ -313,9 +316,48 @@ def _trace(row: Foreign) -> object:
 
 
 def _whole_dialogue(steps: object) -> list[object] | None:
-    """Return the messages of the last step if every step holds the messages of its request; None otherwise."""
-    dialogues = [messages_in(step) for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
-    return dialogues[-1] if dialogues and all(dialogues) else None
+    """Return the messages of the last step, with what it did, if every step repeats and extends those before it.
+
+    None if the steps do not hold the messages of their requests.
+    """
+    items = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    dialogues = [messages_in(step) or [] for step in items]
+    is_growing = all(len(a) < len(b) and a[:1] == b[:1] for a, b in pairwise(dialogues))
+    if not items or not is_growing or not any(speaker_of(item) == "user" for item in dialogues[0]):
+        return None
+    return [*dialogues[-1], *_done_after(dialogues[0], dialogues[-1], items[-1])]
+
+
+def _done_after(first: list[object], messages: list[object], step: Foreign) -> list[Message]:
+    """Return the last action and its result as far as the messages of the last step do not hold them.
+
+    first: the messages of the first step. They tell whether a step's messages end with its request, action or result.
+    """
+    done = dialogue_of(of_steps([step])) if _is_step(step) or _is_words(step) else []
+    told = dialogue_of(messages)
+    before = next((message["content"] for message in reversed(told) if message["role"] != "assistant"), "")
+    # Some tools keep in a step what was seen before its action.
+    done = [message for message in done if message["role"] == "assistant" or not _is_told(message["content"], before)]
+    if speaker_of(first[-1]) == "assistant":
+        return [message for message in done if message["role"] != "assistant"]
+    spoken = [message for message in told if message["role"] == "assistant"]
+    has_results = any(speaker_of(item) == "assistant" for item in first) and bool(done) and bool(spoken)
+    return [] if has_results and calls_of(spoken[-1]) == calls_of(done[0]) else done
+
+
+def _is_told(result: str, text: str) -> bool:
+    """Return whether a message holds a result: the whole of it or of a text in it, or a sentence among its words."""
+    texts = [part.strip() for part in _texts(loaded(result))]
+    return any(part == text.strip() or (len(part.split()) > 2 and part in text) for part in texts)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts and numbers anywhere in a JSON value."""
+    if isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+    else:
+        yield text_of(value)
 
 
 def _is_observed(value: list[object]) -> bool:
