@@ -304,3 +304,20 @@ def test_messages_of_steps_that_do_not_repeat_those_before_are_no_whole_dialogue
              for text in ("a", "b")]  # fmt: skip
     [(_, spoken)] = read(tmp_path, [{"goal": ASKED, "steps": steps, "success": False}])
     assert [said for role, said in spoken if role == "tool"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "user", "content": ""},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"type": "human", "data": {"content": ""}},
+        {"role": "user", "parts": [{"inline_data": {"mime_type": "image/png", "data": "iVBO"}}]},
+    ],
+)
+def test_a_dialogue_whose_user_says_no_word_is_read(turn: Row, tmp_path: Path) -> None:
+    system = {"role": "system", "content": ASKED}
+    answer = {"type": "ai", "data": {"content": ANSWER}} if "type" in turn else SAID
+    [(outcome, spoken)] = read(tmp_path, [{"messages": [system, turn, answer], "success": True}])
+    assert (outcome, spoken[0], spoken[-1]) == ("passed", ("system", ASKED), SPOKEN[-1])

@@ -295,9 +295,10 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         return f"its reference cannot be read: {error}"
     if any(message["role"] != "assistant" for message in solution):
         return "its reference holds messages that are not the assistant's"
-    asked = [message for message in dialogue if message["role"] == "user"]
-    if asked and not any(message["content"] for message in asked):
-        fields = next(", ".join(map(str, item)) for item in row.messages if isinstance(item, Mapping))
+    asked = [item for item in row.messages if isinstance(item, Mapping) and speaker_of(item) == "user"]
+    is_silent = not any(message["content"] for message in dialogue if message["role"] == "user")
+    if asked and is_silent and not any(map(_has_known_field, asked)):
+        fields = ", ".join(map(str, asked[0]))
         return f"{NO_WORDS} (its fields: {plain(fields)[:200]})"
     facts = {
         "script": row.script if isinstance(row.script, str) else "",
@@ -324,6 +325,12 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         missing="" if row.reward is not None else row.missing,
         result=row.result,
     )
+
+
+def _has_known_field(item: Foreign) -> bool:
+    """Return whether a message has a field for texts, even if it is empty or holds something else, such as an image."""
+    is_known = any(is_one(item) for is_one in (is_item, is_langchain, is_sharegpt, is_autogen))
+    return is_known or not {*PARTS, *LISTED_RESULTS}.isdisjoint(item)
 
 
 def fact(value: object) -> str:
