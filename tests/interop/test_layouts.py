@@ -321,3 +321,52 @@ def test_a_dialogue_whose_user_says_no_word_is_read(turn: Row, tmp_path: Path) -
     answer = {"type": "ai", "data": {"content": ANSWER}} if "type" in turn else SAID
     [(outcome, spoken)] = read(tmp_path, [{"messages": [system, turn, answer], "success": True}])
     assert (outcome, spoken[0], spoken[-1]) == ("passed", ("system", ASKED), SPOKEN[-1])
+
+
+def bedrock(step: Row, session: str = "s") -> Row:
+    return {"sessionId": session, "trace": {"orchestrationTrace": step}}
+
+
+def test_sessions_of_bedrock_agents_are_told_apart_with_all_that_the_user_asked(tmp_path: Path) -> None:
+    more = {"role": "user", "content": "And A2?"}
+    asked = [{"modelInvocationInput": {"text": json.dumps({"messages": messages})}}
+             for messages in ([QUESTION], [QUESTION, SAID, more])]  # fmt: skip
+    said = {"observation": {"finalResponse": {"text": ANSWER}}}
+    inner = {**bedrock({"observation": {"finalResponse": {"text": "inner"}}}), "collaboratorName": "desk"}
+    rows = [bedrock(asked[0]), inner, bedrock(asked[0]), bedrock(said), bedrock(asked[0], "t"), bedrock(asked[1]),
+            bedrock(said), {"trace": bedrock(said, "t")}]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\nt,0\n")
+    rollouts = [*read_logs([tmp_path / "log.jsonl"], tmp_path / "scores.csv").rollouts]
+    told = [(r.task.id, r.outcome, [message["content"] for message in r.messages]) for r in rollouts]
+    assert told == [
+        ("chat/s", "passed", [ASKED, ANSWER, "And A2?", ANSWER]), ("chat/t", "failed", [ASKED, ANSWER]),
+    ]  # fmt: skip
+
+
+BODY = {"content": {"application/json": [{"name": "id", "type": "string", "value": "A1"}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "seen", "call"),
+    [
+        ("actionGroup", {"apiPath": "/read", "verb": "post", "requestBody": BODY}, {"text": "red"},
+         ("/read", {"id": "A1"})),
+        ("agentCollaborator", {"agentCollaboratorName": "desk", "input": {"text": ASKED, "type": "TEXT"}},
+         {"agentCollaboratorName": "desk", "output": {"text": "red"}}, ("desk", {"input": ASKED})),
+        ("codeInterpreter", {"code": "1"}, {"executionOutput": "red", "executionTimeout": False},
+         ("codeInterpreterInvocation", {"code": "1"})),
+    ],
+)  # fmt: skip
+def test_calls_of_bedrock_agents_keep_their_arguments(
+    kind: str, given: Row, seen: Row, call: tuple[str, Row], tmp_path: Path
+) -> None:
+    steps = [
+        {"modelInvocationInput": {"text": json.dumps({"messages": [QUESTION]})}},
+        {"invocationInput": {f"{kind}InvocationInput": given}},
+        {"observation": {f"{kind}InvocationOutput": seen}},
+    ]
+    (tmp_path / "log.json").write_text(json.dumps([*map(bedrock, steps)]))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\n")
+    [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
+    assert calls_of(rollout.messages[1]) == [call] and rollout.messages[2]["content"] == "red"

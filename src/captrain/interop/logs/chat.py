@@ -258,12 +258,18 @@ def read_rows(path: Path, row_format: RowFormat, rows: Iterable[tuple[str, objec
 
 
 def read_whole(path: Path, file_format: FileFormat, rows: Sequence[Foreign]) -> Source:
-    """Read all rows of a file as one dialogue."""
+    """Read all rows of a file as one dialogue, or as one for each of their groups."""
     source = Source(file_digest(path), {"format": file_format.name}, iter(()))
-    entries = entries_of(
-        [("the file", {})], lambda number, _: _entry_of(source, path, number, file_format.convert(rows, path))
-    )
-    return replace(source, entries=entries)
+    groups = file_format.groups(rows)
+    places = [f"dialogue {number}" for number, _ in enumerate(groups, start=1)] if len(groups) > 1 else ["the file"]
+
+    def read(number: int, _: Foreign) -> Read:
+        chat = file_format.convert(groups[number - 1], path)
+        if isinstance(chat, ChatRow) and len(groups) > 1:  # the file names no single task
+            chat = replace(chat, task_id=next(iter(chat.keys), None))
+        return _entry_of(source, path, number, chat)
+
+    return replace(source, entries=entries_of([(place, {}) for place in places], read))
 
 
 def _entry_of(source: Source, path: Path, number: int, chat: ChatRow | Read) -> Read:

@@ -73,11 +73,15 @@ class RowFormat:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format in which all rows of a file form one dialogue. `recognizes` gets the first rows."""
+    """A format in which the rows of a file form one dialogue, or one for each group that `groups` returns.
+
+    `recognizes` gets the first rows. `convert` gets the rows of one dialogue.
+    """
 
     name: str
     recognizes: Callable[[Sequence[Foreign]], bool]
     convert: Callable[[Sequence[Foreign], Path], ChatRow | Read]
+    groups: Callable[[Sequence[Foreign]], Sequence[Sequence[Foreign]]] = lambda rows: [rows]
 
 
 def is_lines(path: Path) -> bool:
