@@ -157,11 +157,12 @@ def test_results_of_promptfoo_are_read_with_what_the_grader_says(tmp_path: Path)
 
     wrong = {"success": False, "failureReason": 1, "error": "not blue", "gradingResult": {"reason": "not blue"}}
     calls = [{"type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}]
-    rows = [row(0, ANSWER, **wrong), row(1, calls, success=True, failureReason=0),
+    rows = [row(0, ANSWER, **wrong, provider="openai:m"), row(1, calls, success=True, failureReason=0),
             row(2, None, success=False, failureReason=2, error="timeout")]  # fmt: skip
     (tmp_path / "log.json").write_text(json.dumps({"evalId": "e", "results": {"version": 3, "results": rows}}))
     failed, passed, broken = read_logs([tmp_path / "log.json"]).rollouts
     assert (failed.outcome, failed.task.data["grading"], failed.error) == ("failed", "not blue", None)
+    assert failed.policy.startswith("openai:m")
     assert passed.outcome == "passed" and calls_of(passed.messages[-1]) == [("read", {"id": "A1"})]
     assert (broken.outcome, broken.error) == ("error", "timeout")
 
@@ -370,3 +371,16 @@ def test_calls_of_bedrock_agents_keep_their_arguments(
     (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\n")
     [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
     assert calls_of(rollout.messages[1]) == [call] and rollout.messages[2]["content"] == "red"
+
+
+@pytest.mark.parametrize("template", TEMPLATE.values(), ids=TEMPLATE)
+@pytest.mark.parametrize("before", ["", "<|begin_of_text|>", "<|endoftext|><|endoftext|>", "<s> "])
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_prompt_in_a_template_is_taken_apart_whatever_stands_before_it(
+    template: str, before: str, opened: bool, tmp_path: Path
+) -> None:
+    opening, _, end = template.partition("{}")[2].partition("{}")
+    opening = template.partition("{}")[0] + "assistant" + opening if opened else ""
+    prompt = before + template.format("user", ASKED) + opening
+    row = {"prompt": prompt, "completion": ANSWER + end + "<|end_of_text|>", "reward": 0}
+    assert read(tmp_path, [row]) == [("failed", [SPOKEN[0], SPOKEN[3]])]
