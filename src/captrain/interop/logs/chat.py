@@ -116,17 +116,17 @@ def messages_in(row: Foreign) -> list[object] | None:
     for name in MESSAGES:
         value = loaded(row.get(name))
         if isinstance(value, list):
-            turns = [*map(bare, value)]
+            turns = [*map(unwrapped, value)]
             if name == MESSAGES[0] or not turns or any(map(is_message, turns)):
                 return oldest_first(turns)
     if is_message(row):
         return None
-    lists = [[*map(bare, part)] for part in row.values() if isinstance(part, list) and part]
+    lists = [[*map(unwrapped, part)] for part in row.values() if isinstance(part, list) and part]
     lists = [part for part in (*lists, *_numbered(row)) if all(map(is_message, part)) and is_spoken(part)]
     return oldest_first(max(lists, key=len, default=None))
 
 
-def bare(item: object) -> object:
+def unwrapped(item: object) -> object:
     """Return the message that an object wraps, such as a choice of a completion. Any other object is returned as is."""
     if not isinstance(item, Mapping) or "role" in item or "type" in item:
         return item

@@ -118,7 +118,7 @@ def steps_in(value: object) -> list[Foreign]:
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
     if isinstance(value, list) and value and all(map(_is_pair, value)):
-        value = [{**_of_pair(action), "observation": text_of(seen)} for action, seen in value]
+        value = [{**_action_of(action), "observation": text_of(seen)} for action, seen in value]
     if not isinstance(value, list) or not any(map(_is_step, value)):
         return []
     steps: list[Foreign] = [step for step in value if _is_step(step) or _is_words(step)]
@@ -127,10 +127,10 @@ def steps_in(value: object) -> list[Foreign]:
 
 def _is_pair(step: object) -> TypeGuard[list[object]]:
     """Return whether a step is a pair of an action and what was observed, as LangChain's agents return them."""
-    return isinstance(step, list) and len(step) == 2 and bool(_of_pair(step[0]))
+    return isinstance(step, list) and len(step) == 2 and bool(_action_of(step[0]))
 
 
-def _of_pair(action: object) -> Foreign:
+def _action_of(action: object) -> Foreign:
     """Return the tool, its input and the thought of an action: an object, or a list of them. {} if it is neither."""
     if isinstance(action, Mapping):
         given = {name: action[name] for name in ("tool", "tool_input") if name in action}
@@ -140,7 +140,7 @@ def _of_pair(action: object) -> Foreign:
     return {}
 
 
-def of_fields(value: object) -> list[Message]:
+def messages_of_fields(value: object) -> list[Message]:
     """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
     items = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
     rows = [[(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)] for item in items]
@@ -282,7 +282,7 @@ def _is_text(value: object) -> bool:
 
 def row_with(row: Foreign, value: object) -> ChatRow | str:
     """Read a row whose dialogue is this value: messages, steps, or a text that answers the row's prompt."""
-    steps = [*of_steps(steps_in(value))] or of_fields(value)
+    steps = [*of_steps(steps_in(value))] or messages_of_fields(value)
     prompt = next((row[name] for name in texts_of(row, PROMPTS)), "")
     if steps:
         last = next((row[name] for name in texts_of(row, FINAL)), "")
@@ -308,7 +308,7 @@ def named(field: str) -> RowFormat:
 
 def _trace(row: Foreign) -> object:
     """Return the trace of a row: a list of steps under a usual name, or of steps with results under any name."""
-    usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or of_fields(row.get(name))), None)
+    usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or messages_of_fields(row.get(name))), None)
     if usual is not None or is_message(row):
         return _whole_dialogue(usual) or usual
     own = [value for name, value in row.items() if TRUTHS.isdisjoint(re.findall(r"[a-z]+", _snake(name)))]
