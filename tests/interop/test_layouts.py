@@ -22,7 +22,7 @@ TEMPLATE = {
 }
 
 
-def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[object]]]:
+def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[tuple[str, object]]]]:
     """The outcome of each rollout, with who said or called what in it."""
     log = folder / "log.json"
     log.write_text(json.dumps(document))
@@ -288,7 +288,7 @@ def test_metrics_of_a_whole_set_are_no_outcomes_of_its_rollouts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("own", [0, 1, 2], ids=["request", "action", "result"])
-@pytest.mark.parametrize("result", ["red", "5"])
+@pytest.mark.parametrize("result", ["red", "5", "blue 15"])
 def test_the_last_step_is_kept_where_each_step_repeats_its_request(own: int, result: str, tmp_path: Path) -> None:
     seen = {"role": "tool", "tool_call_id": "c1", "content": "blue 15"}
     whole = [QUESTION, ACTING, seen, ACTING, {**seen, "content": result}]

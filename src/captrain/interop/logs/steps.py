@@ -118,7 +118,7 @@ def steps_in(value: object) -> list[Foreign]:
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
     if isinstance(value, list) and value and all(map(_is_pair, value)):
-        value = [{**_action_of(action), "observation": text_of(seen)} for action, seen in value]
+        value = [{**_fields_of_action(action), "observation": text_of(seen)} for action, seen in value]
     if not isinstance(value, list) or not any(map(_is_step, value)):
         return []
     steps: list[Foreign] = [step for step in value if _is_step(step) or _is_words(step)]
@@ -127,10 +127,10 @@ def steps_in(value: object) -> list[Foreign]:
 
 def _is_pair(step: object) -> TypeGuard[list[object]]:
     """Return whether a step is a pair of an action and what was observed, as LangChain's agents return them."""
-    return isinstance(step, list) and len(step) == 2 and bool(_action_of(step[0]))
+    return isinstance(step, list) and len(step) == 2 and bool(_fields_of_action(step[0]))
 
 
-def _action_of(action: object) -> Foreign:
+def _fields_of_action(action: object) -> Foreign:
     """Return the tool, its input and the thought of an action: an object, or a list of them. {} if it is neither."""
     if isinstance(action, Mapping):
         given = {name: action[name] for name in ("tool", "tool_input") if name in action}
@@ -325,30 +325,35 @@ def _whole_dialogue(steps: object) -> list[object] | None:
     is_growing = all(len(a) < len(b) and a[:1] == b[:1] for a, b in pairwise(dialogues))
     if not items or not is_growing or not any(speaker_of(item) == "user" for item in dialogues[0]):
         return None
-    return [*dialogues[-1], *_done_after(dialogues[0], dialogues[-1], items[-1])]
+    return [*dialogues[-1], *_done_after(dialogues, items)]
 
 
-def _done_after(first: list[object], messages: list[object], step: Foreign) -> list[Message]:
+def _done_after(dialogues: Sequence[list[object]], steps: Sequence[Foreign]) -> list[Message]:
     """Return the last action and its result as far as the messages of the last step do not hold them.
 
-    first: the messages of the first step. They tell whether a step's messages end with its request, action or result.
+    The first step tells whether the messages of a step end with its request, its action or its result.
     """
-    done = dialogue_of(of_steps([step])) if _is_step(step) or _is_words(step) else []
-    told = dialogue_of(messages)
-    before = next((message["content"] for message in reversed(told) if message["role"] != "assistant"), "")
-    # Some tools keep in a step what was seen before its action.
-    done = [message for message in done if message["role"] == "assistant" or not _is_told(message["content"], before)]
-    if speaker_of(first[-1]) == "assistant":
-        return [message for message in done if message["role"] != "assistant"]
+    own, first = (dialogue_of(of_steps([step])) for step in (steps[-1], steps[0]))
+    told, first_told = (dialogue_of(messages) for messages in (dialogues[-1], dialogues[0]))
+    is_answered = first_told[-1]["role"] == "assistant"
+    # Some tools keep in a step what was seen before its action; then the messages hold it.
+    if all(_is_told(message["content"], first_told) for message in first if message["role"] != "assistant"):
+        own = [message for message in own if message["role"] == "assistant" or not _is_told(message["content"], told)]
+    if is_answered:
+        return [message for message in own if message["role"] != "assistant"]
     spoken = [message for message in told if message["role"] == "assistant"]
-    has_results = any(speaker_of(item) == "assistant" for item in first) and bool(done) and bool(spoken)
-    return [] if has_results and calls_of(spoken[-1]) == calls_of(done[0]) else done
+    has_results = any(message["role"] == "assistant" for message in first_told) and bool(own and spoken)
+    return [] if has_results and calls_of(spoken[-1]) == calls_of(own[0]) else own
 
 
-def _is_told(result: str, text: str) -> bool:
-    """Return whether a message holds a result: the whole of it or of a text in it, or a sentence among its words."""
-    texts = [part.strip() for part in _texts(loaded(result))]
-    return any(part == text.strip() or (len(part.split()) > 2 and part in text) for part in texts)
+def _is_told(result: str, messages: Sequence[Message]) -> bool:
+    """Return whether the last message that is not the agent's holds a result.
+
+    It is the whole result, or one text in it, or has a sentence of it among its words.
+    """
+    text = next((message["content"] for message in reversed(messages) if message["role"] != "assistant"), "")
+    parts = [part.strip() for part in _texts(loaded(result))]
+    return any(part == text.strip() or (len(part.split()) > 2 and part in text) for part in parts)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -22,7 +22,8 @@ TURN = re.compile(
 )
 BEFORE = re.compile(rf"\s*(?:(?!{MARK})<\|?\w+\|?>\s*)*")
 """What some models have before the first message, such as `<|begin_of_text|>` or padding."""
-ANSWER = "<|im_start|>assistant\n"
+OPENED = "<|im_start|>assistant\n"
+TASK = ("example_id", "problem_id")
 RESULT = re.compile(r"\s*(?:<tool_response>(?:(?!</tool_response>).)*</tool_response>\s*)+", re.DOTALL)
 """A message of results, which some templates write in the name of the user."""
 
@@ -41,7 +42,7 @@ def _text(row: Foreign) -> str:
         return ""
     *_, last = TURN.finditer(prompt)
     is_closed = bool(last[4]) and not TURN.match(BEFORE.sub("", answer, count=1))
-    return f"{prompt}{ANSWER if is_closed else ''}{answer}"
+    return f"{prompt}{OPENED if is_closed else ''}{answer}"
 
 
 def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
@@ -49,7 +50,8 @@ def _chat_row(row: Foreign, path: Path) -> ChatRow | str:
     for one, other, text, _ in TURN.findall(_text(row)):
         role = "tool" if RESULT.fullmatch(text) else OTHER_ROLES.get(one or other, one or other)
         messages.append({"role": role, "content": text.strip()})
-    return chat_row({**row, "messages": messages})
+    task = next((row[name] for name in TASK if row.get(name) is not None), None)
+    return chat_row({"task_id": task, **row, "messages": messages})
 
 
 TEMPLATED = RowFormat("texts in a chat template", is_templated, _chat_row)
