@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -21,7 +22,7 @@ TEMPLATE = {
 }
 
 
-def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[object]]]:
+def read(folder: Path, document: object, outcome: str = "") -> list[tuple[str, list[tuple[str, object]]]]:
     """The outcome of each rollout, with who said or called what in it."""
     log = folder / "log.json"
     log.write_text(json.dumps(document))
@@ -156,11 +157,12 @@ def test_results_of_promptfoo_are_read_with_what_the_grader_says(tmp_path: Path)
 
     wrong = {"success": False, "failureReason": 1, "error": "not blue", "gradingResult": {"reason": "not blue"}}
     calls = [{"type": "function", "function": {"name": "read", "arguments": '{"id": "A1"}'}}]
-    rows = [row(0, ANSWER, **wrong), row(1, calls, success=True, failureReason=0),
+    rows = [row(0, ANSWER, **wrong, provider="openai:m"), row(1, calls, success=True, failureReason=0),
             row(2, None, success=False, failureReason=2, error="timeout")]  # fmt: skip
     (tmp_path / "log.json").write_text(json.dumps({"evalId": "e", "results": {"version": 3, "results": rows}}))
     failed, passed, broken = read_logs([tmp_path / "log.json"]).rollouts
     assert (failed.outcome, failed.task.data["grading"], failed.error) == ("failed", "not blue", None)
+    assert failed.policy.startswith("openai:m")
     assert passed.outcome == "passed" and calls_of(passed.messages[-1]) == [("read", {"id": "A1"})]
     assert (broken.outcome, broken.error) == ("error", "timeout")
 
@@ -237,3 +239,148 @@ def test_what_was_seen_before_the_first_action_is_no_result(tmp_path: Path) -> N
 def test_a_message_of_an_api_is_the_agent_s(tmp_path: Path) -> None:
     turns = [{"role": "userMessage", "content": ASKED}, {"role": "apiMessage", "content": ANSWER}]
     assert read(tmp_path, [{"messages": turns, "reward": 1}]) == [("passed", [("user", ASKED), ("assistant", ANSWER)])]
+
+
+def test_the_first_of_several_lists_is_read_and_no_other(tmp_path: Path) -> None:
+    names = [f"list_{letter}" for letter in "jihgfedcba"]
+    document = {name: [{"messages": [QUESTION, {**SAID, "content": name}], "success": True}] * 2 for name in names}
+    assert {spoken[1][1] for _, spoken in read(tmp_path, document)} == {names[0]}
+    row = {f"{name}_{number}": {**turn, "content": name} for name in "jihgfedcba"
+           for number, turn in enumerate((QUESTION, SAID))}  # fmt: skip
+    [(_, spoken)] = read(tmp_path, [{**row, "success": True}])
+    assert spoken == [("user", "j"), ("assistant", "j")]
+
+
+def test_many_results_in_a_message_with_words_after_them_are_read_at_once(tmp_path: Path) -> None:
+    said = "<tool_response>\nred\n</tool_response>\n" * 28 + "And now?"
+    turns = [("user", ASKED), ("assistant", "Wait."), ("user", said)]
+    prompt = "".join(TEMPLATE["ChatML"].format(*turn) for turn in turns)
+    start = process_time()
+    [(_, spoken)] = read(tmp_path, [{"input": prompt, "output": ANSWER, "score": 1}])
+    assert spoken[2] == ("user", said) and process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("own", "beside", "outcomes"),
+    [
+        ({"success": True}, [{"score": 0}, {"score": 0}], ["passed", "passed"]),
+        ({"info": {"passed": False}}, [{"score": 1}, {"score": 1}], ["failed", "failed"]),
+        ({"is_solved": "no"}, [{"reward": 1}, {"reward": 1}], ["failed", "failed"]),
+        ({"status": "completed"}, [{"reward": 1}, {"reward": 0}], ["passed", "failed"]),
+    ],
+)
+def test_numbers_beside_the_rollouts_never_override_an_outcome_of_their_own(
+    own: Row, beside: list[Row], outcomes: list[str], tmp_path: Path
+) -> None:
+    document = {"runs": [{"messages": [QUESTION, SAID], **own}] * 2, "summary": beside}
+    try:
+        read_outcomes = [outcome for outcome, _ in read(tmp_path, document)]
+    except UserError as refusal:  # the field of the rollouts is proposed
+        assert not refusal.remedy.endswith(("score", "reward"))
+        read_outcomes = [outcome for outcome, _ in read(tmp_path, document, refusal.remedy.split()[-1])]
+    assert read_outcomes == outcomes
+
+
+def test_metrics_of_a_whole_set_are_no_outcomes_of_its_rollouts(tmp_path: Path) -> None:
+    metrics = [{"metric": "mean", "score": 1}, {"metric": "median", "score": 0}]
+    with pytest.raises(UserError, match="no outcome found"):
+        read(tmp_path, {"runs": [{"messages": [QUESTION, SAID]}] * 2, "metrics": metrics})
+
+
+@pytest.mark.parametrize("own", [0, 1, 2], ids=["request", "action", "result"])
+@pytest.mark.parametrize("result", ["red", "5", "blue 15"])
+def test_the_last_step_is_kept_where_each_step_repeats_its_request(own: int, result: str, tmp_path: Path) -> None:
+    seen = {"role": "tool", "tool_call_id": "c1", "content": "blue 15"}
+    whole = [QUESTION, ACTING, seen, ACTING, {**seen, "content": result}]
+    steps = [
+        {"messages": whole[: before + own], "tool_calls": JSON_CALL, "observation": end}
+        for before, end in ((1, "blue 15"), (3, result))
+    ]
+    [(_, spoken)] = read(tmp_path, [{"steps": steps, "success": False}])
+    assert spoken == [*SPOKEN[:2], ("tool", "blue 15"), SPOKEN[1], ("tool", result)]
+
+
+def test_messages_of_steps_that_do_not_repeat_those_before_are_no_whole_dialogue(tmp_path: Path) -> None:
+    steps = [{"messages": [{"role": "user", "content": text}], "action": f"open[{text}]", "observation": text}
+             for text in ("a", "b")]  # fmt: skip
+    [(_, spoken)] = read(tmp_path, [{"goal": ASKED, "steps": steps, "success": False}])
+    assert [said for role, said in spoken if role == "tool"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "user", "content": ""},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"type": "human", "data": {"content": ""}},
+        {"role": "user", "parts": [{"inline_data": {"mime_type": "image/png", "data": "iVBO"}}]},
+    ],
+)
+def test_a_dialogue_whose_user_says_no_word_is_read(turn: Row, tmp_path: Path) -> None:
+    system = {"role": "system", "content": ASKED}
+    answer = {"type": "ai", "data": {"content": ANSWER}} if "type" in turn else SAID
+    [(outcome, spoken)] = read(tmp_path, [{"messages": [system, turn, answer], "success": True}])
+    assert (outcome, spoken[0], spoken[-1]) == ("passed", ("system", ASKED), SPOKEN[-1])
+
+
+def bedrock(step: Row, session: str = "s") -> Row:
+    return {"sessionId": session, "trace": {"orchestrationTrace": step}}
+
+
+def test_sessions_of_bedrock_agents_are_told_apart_with_all_that_the_user_asked(tmp_path: Path) -> None:
+    more = {"role": "user", "content": "And A2?"}
+    asked = [{"modelInvocationInput": {"text": json.dumps({"messages": messages})}}
+             for messages in ([QUESTION], [QUESTION, SAID, more])]  # fmt: skip
+    said = {"observation": {"finalResponse": {"text": ANSWER}}}
+    inner = {**bedrock({"observation": {"finalResponse": {"text": "inner"}}}), "collaboratorName": "desk"}
+    rows = [bedrock(asked[0]), inner, bedrock(asked[0]), bedrock(said), bedrock(asked[0], "t"), bedrock(asked[1]),
+            bedrock(said), {"trace": bedrock(said, "t")}]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\nt,0\n")
+    rollouts = [*read_logs([tmp_path / "log.jsonl"], tmp_path / "scores.csv").rollouts]
+    told = [(r.task.id, r.outcome, [message["content"] for message in r.messages]) for r in rollouts]
+    assert told == [
+        ("chat/s", "passed", [ASKED, ANSWER, "And A2?", ANSWER]), ("chat/t", "failed", [ASKED, ANSWER]),
+    ]  # fmt: skip
+
+
+BODY = {"content": {"application/json": [{"name": "id", "type": "string", "value": "A1"}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "seen", "call"),
+    [
+        ("actionGroup", {"apiPath": "/read", "verb": "post", "requestBody": BODY}, {"text": "red"},
+         ("/read", {"id": "A1"})),
+        ("agentCollaborator", {"agentCollaboratorName": "desk", "input": {"text": ASKED, "type": "TEXT"}},
+         {"agentCollaboratorName": "desk", "output": {"text": "red"}}, ("desk", {"input": ASKED})),
+        ("codeInterpreter", {"code": "1"}, {"executionOutput": "red", "executionTimeout": False},
+         ("codeInterpreterInvocation", {"code": "1"})),
+    ],
+)  # fmt: skip
+def test_calls_of_bedrock_agents_keep_their_arguments(
+    kind: str, given: Row, seen: Row, call: tuple[str, Row], tmp_path: Path
+) -> None:
+    steps = [
+        {"modelInvocationInput": {"text": json.dumps({"messages": [QUESTION]})}},
+        {"invocationInput": {f"{kind}InvocationInput": given}},
+        {"observation": {f"{kind}InvocationOutput": seen}},
+    ]
+    (tmp_path / "log.json").write_text(json.dumps([*map(bedrock, steps)]))
+    (tmp_path / "scores.csv").write_text("session_id,reward\ns,1\n")
+    [rollout] = read_logs([tmp_path / "log.json"], tmp_path / "scores.csv").rollouts
+    assert calls_of(rollout.messages[1]) == [call] and rollout.messages[2]["content"] == "red"
+
+
+@pytest.mark.parametrize("template", TEMPLATE.values(), ids=TEMPLATE)
+@pytest.mark.parametrize("before", ["", "<|begin_of_text|>", "<|endoftext|><|endoftext|>", "<s> "])
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_prompt_in_a_template_is_taken_apart_whatever_stands_before_it(
+    template: str, before: str, opened: bool, tmp_path: Path
+) -> None:
+    opening, _, end = template.partition("{}")[2].partition("{}")
+    opening = template.partition("{}")[0] + "assistant" + opening if opened else ""
+    prompt = before + template.format("user", ASKED) + opening
+    row = {"prompt": prompt, "completion": ANSWER + end + "<|end_of_text|>", "reward": 0}
+    assert read(tmp_path, [row]) == [("failed", [SPOKEN[0], SPOKEN[3]])]

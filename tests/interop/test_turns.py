@@ -133,7 +133,12 @@ CHOICES = [
     {"message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"},
 ]
 NEWEST_FIRST = [
-    {"created_at": 9 - place, "role": role, "content": [{"type": "text", "text": {"value": text}}], "tool_calls": calls}
+    {
+        "created_at": 2e9 - place,
+        "role": role,
+        "content": [{"type": "text", "text": {"value": text}}],
+        "tool_calls": calls,
+    }
     for place, (role, text, calls) in enumerate(
         [("assistant", ANSWER, []), ("tool", "red", []), ("assistant", "", [CALLED]), ("user", "Read A1.", [])]
     )
@@ -246,3 +251,29 @@ def test_calls_that_are_texts_of_json_are_no_foreign_turn(tmp_path: Path) -> Non
     log.write_text(json.dumps({"turns": [ASKED, said, {"role": "tool", "content": "red"}, SAID], "reward": 1}))
     [rollout] = read_logs([log]).rollouts
     assert spoken(rollout) == SPOKEN
+
+
+@pytest.mark.parametrize(
+    ("times", "is_reversed"),
+    [
+        (["9:59", "10:00"], False),
+        (["12/31/2024 23:59", "01/01/2025 00:00"], False),
+        (["31.12.2024", "01.01.2025"], False),
+        (["Tuesday", "Monday"], False),
+        ([3.5, 0.2], False),
+        (["2024-12-31T23:59:00Z", "2025-01-01 00:00:00"], False),
+        (["2025-01-01T00:00:01.5Z", "2025-01-01T00:00:01Z"], True),
+        ([1_700_000_001, 1_700_000_000], True),
+    ],
+)
+@pytest.mark.parametrize("is_newest_first", [True, False])
+def test_messages_are_reversed_only_if_their_times_and_speakers_both_say_so(
+    times: list[object], is_reversed: bool, is_newest_first: bool, tmp_path: Path
+) -> None:
+    turns = [SAID, ASKED] if is_newest_first else [ASKED, SAID]
+    rows = [{**turn, "time": time} for turn, time in zip(turns, times, strict=True)]
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": rows, "reward": 1}))
+    [rollout] = read_logs([log]).rollouts
+    said = [(turn["role"], turn["content"]) for turn in turns]
+    assert spoken(rollout) == (said[::-1] if is_reversed and is_newest_first else said)

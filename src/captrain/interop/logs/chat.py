@@ -9,7 +9,10 @@ without `task_id` (in ShareGPT: without `id`) is a task of its own, named by its
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from captrain.interop.logs.autogen import LIMIT, is_autogen, of_autogen
@@ -42,7 +45,7 @@ from captrain.interop.logs.source import (
     text_of,
     trial_of,
 )
-from captrain.interop.logs.turns import LISTED_RESULTS, PARTS, is_exchange, is_turn, of_turn
+from captrain.interop.logs.turns import LISTED_RESULTS, PARTS, is_exchange, is_turn, of_turn, speaker_of
 from captrain.records import Message, file_digest, plain
 
 MESSAGES = ("messages", "conversation", "conversations", "trajectory", "items")
@@ -52,6 +55,11 @@ FOREIGN = ("toolRequest", "toolResponse")
 CALLS, RESULTS = ("tooluse", "toolcall"), ("toolresult", "toolresponse")
 """Types of content blocks in the notations of Anthropic, Vercel and OpenClaw, without hyphens and in lower case."""
 TIMES = ("created_at", "createdAt", "timestamp", "time")
+ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]")
+EARLIEST = 1e9
+"""Least number that is a point in time, in seconds since 1970 or a finer unit. A smaller one may be a duration."""
+OPENING = ("system", "user")
+"""Speakers that begin a dialogue."""
 NUMBERED = re.compile(r"([A-Za-z]+)_?(\d+)")
 TASK = ("task_id", "instance_id")
 AGENT = ("implementation", "agent", "agent_name")
@@ -108,17 +116,17 @@ def messages_in(row: Foreign) -> list[object] | None:
     for name in MESSAGES:
         value = loaded(row.get(name))
         if isinstance(value, list):
-            turns = [*map(bare, value)]
+            turns = [*map(unwrapped, value)]
             if name == MESSAGES[0] or not turns or any(map(is_message, turns)):
                 return oldest_first(turns)
     if is_message(row):
         return None
-    lists = [[*map(bare, part)] for part in row.values() if isinstance(part, list) and part]
+    lists = [[*map(unwrapped, part)] for part in row.values() if isinstance(part, list) and part]
     lists = [part for part in (*lists, *_numbered(row)) if all(map(is_message, part)) and is_spoken(part)]
     return oldest_first(max(lists, key=len, default=None))
 
 
-def bare(item: object) -> object:
+def unwrapped(item: object) -> object:
     """Return the message that an object wraps, such as a choice of a completion. Any other object is returned as is."""
     if not isinstance(item, Mapping) or "role" in item or "type" in item:
         return item
@@ -130,22 +138,32 @@ def _numbered(row: Foreign) -> Iterator[list[object]]:
     """Yield the messages in numbered fields of a row, such as `message_1` and `message_2`, by the fields' name."""
     names = [match for name in row if (match := NUMBERED.fullmatch(str(name))) and isinstance(row[name], Mapping)]
     names.sort(key=lambda match: int(match[2]))
-    for stem in {match[1] for match in names}:
+    for stem in dict.fromkeys(match[1] for match in names):
         yield [row[match[0]] for match in names if match[1] == stem]
 
 
 def oldest_first(messages: list[object] | None) -> list[object] | None:
-    """Reverse a list of messages whose times fall, as some APIs list the newest first."""
-    first = messages[0] if messages else None
-    name = next((name for name in TIMES if isinstance(first, Mapping) and name in first), "")
-    if not messages or not name:
+    """Reverse a list of messages that some APIs list the newest first.
+
+    Every message must have a point in time, these must fall, and the dialogue must begin with the user or the system
+    only if it is reversed.
+    """
+    times = [*map(_time_of, messages or ())]
+    falling = all(a is not None and b is not None and a > b for a, b in pairwise(times))
+    if not messages or len(times) < 2 or not falling:
         return messages
-    times = [item.get(name) if isinstance(item, Mapping) else None for item in messages]
-    for kind in (str, int, float):
-        dated = [time for time in times if isinstance(time, kind)]
-        if len(dated) == len(times) and dated[0] != dated[-1] and dated == sorted(dated, reverse=True):
-            return messages[::-1]
-    return messages
+    first, last = speaker_of(messages[0]), speaker_of(messages[-1])
+    return messages[::-1] if last in OPENING and first not in OPENING else messages
+
+
+def _time_of(item: object) -> float | None:
+    """Return when a message was sent, since 1970. None for a duration, a clock, any other notation, or no time."""
+    value = next((item[name] for name in TIMES if name in item), None) if isinstance(item, Mapping) else None
+    if isinstance(value, str) and ISO_TIME.match(value):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(value)
+            return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return float(value) if isinstance(value, int | float) and value > EARLIEST else None
 
 
 def chat_row(row: Foreign, path: Path | None = None) -> ChatRow | str:
@@ -240,12 +258,18 @@ def read_rows(path: Path, row_format: RowFormat, rows: Iterable[tuple[str, objec
 
 
 def read_whole(path: Path, file_format: FileFormat, rows: Sequence[Foreign]) -> Source:
-    """Read all rows of a file as one dialogue."""
+    """Read all rows of a file as one dialogue, or as one for each of their groups."""
     source = Source(file_digest(path), {"format": file_format.name}, iter(()))
-    entries = entries_of(
-        [("the file", {})], lambda number, _: _entry_of(source, path, number, file_format.convert(rows, path))
-    )
-    return replace(source, entries=entries)
+    groups = file_format.groups(rows)
+    places = [f"dialogue {number}" for number, _ in enumerate(groups, start=1)] if len(groups) > 1 else ["the file"]
+
+    def read(number: int, _: Foreign) -> Read:
+        chat = file_format.convert(groups[number - 1], path)
+        if isinstance(chat, ChatRow) and len(groups) > 1:  # the file names no single task
+            chat = replace(chat, task_id=next(iter(chat.keys), None))
+        return _entry_of(source, path, number, chat)
+
+    return replace(source, entries=entries_of([(place, {}) for place in places], read))
 
 
 def _entry_of(source: Source, path: Path, number: int, chat: ChatRow | Read) -> Read:
@@ -277,9 +301,10 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         return f"its reference cannot be read: {error}"
     if any(message["role"] != "assistant" for message in solution):
         return "its reference holds messages that are not the assistant's"
-    asked = [message for message in dialogue if message["role"] == "user"]
-    if asked and not any(message["content"] for message in asked):
-        fields = next(", ".join(map(str, item)) for item in row.messages if isinstance(item, Mapping))
+    asked = [item for item in row.messages if isinstance(item, Mapping) and speaker_of(item) == "user"]
+    is_silent = not any(message["content"] for message in dialogue if message["role"] == "user")
+    if asked and is_silent and not any(map(_has_known_field, asked)):
+        fields = ", ".join(map(str, asked[0]))
         return f"{NO_WORDS} (its fields: {plain(fields)[:200]})"
     facts = {
         "script": row.script if isinstance(row.script, str) else "",
@@ -306,6 +331,12 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
         missing="" if row.reward is not None else row.missing,
         result=row.result,
     )
+
+
+def _has_known_field(item: Foreign) -> bool:
+    """Return whether a message has a field for texts, even if it is empty or holds something else, such as an image."""
+    is_known = any(is_one(item) for is_one in (is_item, is_langchain, is_sharegpt, is_autogen))
+    return is_known or not {*PARTS, *LISTED_RESULTS}.isdisjoint(item)
 
 
 def fact(value: object) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from captrain.interop.logs.chat import is_message, messages_in
-from captrain.interop.logs.outcomes import names_outcome
 from captrain.interop.logs.records import with_siblings
 from captrain.interop.logs.source import Foreign
 from captrain.interop.logs.steps import CALLS, TRACES
+from captrain.interop.logs.verdicts import names_outcome
 
 TASK = ("task_id", "instance_id", "id", "task", "name")
 """Fields that may name the task of a row, the most likely first."""

@@ -8,7 +8,6 @@
 
 import csv
 import io
-import math
 import re
 import shlex
 from collections import Counter
@@ -19,68 +18,13 @@ from pathlib import Path
 from captrain.errors import UserError
 from captrain.interop.logs.beside import result_beside
 from captrain.interop.logs.source import Entry, Foreign, rollout_of
+from captrain.interop.logs.verdicts import OUTCOMES, names_outcome, outcome_number
 from captrain.records import Rollout, counted, plain, read_text
 
 PERFECT = 1 - 1e-6
 NO_REWARD = "no outcome found"
 NO_FIELD = "it has no field"
 OUT_OF_RANGE = "a reward is outside of 0 to 1"
-OUTCOMES = (
-    *("reward", "resolved", "is_resolved", "passed", "success", "is_correct", "correct", "is_solved", "solved"),
-    *("score", "result", "outcome", "verdict", "label", "status", "grade", "accuracy", "utility"),
-)
-"""Usual names of outcome fields, the most likely first."""
-WORDS = {
-    *(
-        "reward",
-        "resolved",
-        "passed",
-        "passing",
-        "pass",
-        "success",
-        "successful",
-        "succeeded",
-        "correct",
-        "solved",
-        "score",
-        "grade",
-    ),
-    *("result", "outcome", "verdict", "label", "status", "accuracy", "utility", "win", "won", "match", "graded", "ok"),
-}
-"""Words that suggest an outcome if they occur in a field's name."""
-PASSED = {
-    *(
-        "pass",
-        "passed",
-        "success",
-        "successful",
-        "succeeded",
-        "resolved",
-        "correct",
-        "solved",
-        "true",
-        "yes",
-        "win",
-        "won",
-    ),
-    *("ok", "good", "1"),
-}
-FAILED = {
-    *(
-        "fail",
-        "failed",
-        "failure",
-        "unsuccessful",
-        "unresolved",
-        "incorrect",
-        "wrong",
-        "unsolved",
-        "false",
-        "no",
-        "loss",
-    ),
-    *("lost", "bad", "0"),
-}
 DEEPEST = 3
 LAST = "-1"
 """The last element of a list, in a dotted path."""
@@ -122,19 +66,6 @@ def at(row: object, path: str) -> object:
     return value
 
 
-def outcome_number(value: object) -> float | None:
-    """Convert an outcome to a number: a boolean, a finite number, or a word such as "resolved". None for all else."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word in PASSED or word in FAILED:
-            return float(word in PASSED)
-        try:
-            value = float(word)
-        except ValueError:
-            return None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
 def likely_outcome(row: object) -> str:
     """Return the path of the field that most looks like an outcome; "" if none does."""
     found = [path for path, value in _leaves(row) if outcome_number(value) is not None and names_outcome(path)]
@@ -156,15 +87,6 @@ def _leaves(value: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[s
 
 def _last(path: str) -> str:
     return path.rpartition(".")[2].lower()
-
-
-def names_outcome(path: str) -> bool:
-    """Return whether the last name of a path suggests an outcome, or stands in an object of scores."""
-    holder, _, last = path.rpartition(".")
-    if holder.rpartition(".")[2].lower() == "scores":
-        return True
-    name = re.sub(r"([a-z])([A-Z])", r"\1_\2", last)
-    return not WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
 @dataclass

@@ -26,6 +26,7 @@ def _answer(output: object) -> Message:
 
 def _chat_row(row: Foreign, path: Path) -> ChatRow:
     verdict, provider = row.get("gradingResult") or {}, row.get("provider") or {}
+    provider = provider if isinstance(provider, Mapping) else {"id": provider}
     is_error = row.get("failureReason") == ERROR
     return ChatRow(
         [*items_of(row["prompt"]["raw"], "user"), *([] if is_error else [_answer(row["response"].get("output"))])],

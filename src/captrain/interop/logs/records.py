@@ -14,6 +14,7 @@ from pathlib import Path
 
 from captrain.interop.logs.document import ARRAY, CHUNK, JsonDocument
 from captrain.interop.logs.source import Foreign, Read, literal, reason_of
+from captrain.interop.logs.verdicts import names_outcome, outcome_number
 from captrain.records import plain
 
 FIRST = 20
@@ -21,6 +22,8 @@ SHARED = ("model", "model_name", "task_id", "instance_id")
 """Fields of a document that hold for all of its rows."""
 IDS = ("trace_id", "session_id", "instance_id", "task_id", "run_id", "episode_id", "conversation_id", "id")
 """Fields by which a row is joined to what another member of its document says of it."""
+SUBJECTS = ("metric", "metric_name", "name")
+"""Fields by which an object in a list says what it is about. It is then not about the row in its place."""
 LONGEST = 1 << 26
 """Longest CSV cell in characters. Dialogues are long, but an unclosed quote would read the rest of the file."""
 OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
@@ -70,11 +73,15 @@ class RowFormat:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format in which all rows of a file form one dialogue. `recognizes` gets the first rows."""
+    """A format in which the rows of a file form one dialogue, or one for each group that `groups` returns.
+
+    `recognizes` gets the first rows. `convert` gets the rows of one dialogue.
+    """
 
     name: str
     recognizes: Callable[[Sequence[Foreign]], bool]
     convert: Callable[[Sequence[Foreign], Path], ChatRow | Read]
+    groups: Callable[[Sequence[Foreign]], Sequence[Sequence[Foreign]]] = lambda rows: [rows]
 
 
 def is_lines(path: Path) -> bool:
@@ -133,7 +140,7 @@ def rows_in(document: Foreign, is_row: Callable[[Foreign], bool]) -> Iterator[tu
     """
     shared = {name: document[name] for name in SHARED if isinstance(document.get(name), str)}
     lists = {name: objects for name, part in document.items() if (objects := _objects(part))}
-    known = {name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))}
+    known = [name for name, objects in lists.items() if any(map(is_row, objects[:FIRST]))]
     holders = [part for part in [*document.values()][:FIRST] if isinstance(part, dict) and not known]
     holders = [part for part in holders if not is_row(part) and _has_rows(part, is_row)]
     if len(holders) == 1:
@@ -163,7 +170,8 @@ def with_siblings(document: Foreign, name: str) -> Sequence[object]:
 
     These members are read:
 
-    - a list of as many values, or of as many flat objects without ids, in the order of the rows
+    - a list of as many values, in the order of the rows
+    - a list of as many flat objects without ids or names, in the order of the rows, if no row has an outcome
     - a list of objects that hold a row's id
     - an object whose names are the rows' ids
     """
@@ -180,7 +188,8 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
         pairs = zip(value, rows, strict=True) if len(value) == len(rows) else ()
         return [{field: fact, **row} if isinstance(row, dict) else row for fact, row in pairs] or rows
     objects = [row for row in rows if isinstance(row, dict)]
-    if len(flat := _flat(value)) == len(objects) == len(rows) and not any(key in row for row in objects for key in IDS):
+    is_open = not any(key in row for row in objects for key in IDS) and not any(map(_is_judged, objects))
+    if is_open and len(flat := _flat(value)) == len(objects) == len(rows):
         return [{**fact, **row} for fact, row in zip(flat, objects, strict=True)]
     for key in IDS:
         facts = _by_id(value, key, field)
@@ -192,12 +201,23 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
 
 
 def _flat(value: object) -> list[Foreign]:
-    """Return the objects in a list if they have no id and hold only texts, numbers and truth values; else []."""
+    """Return the objects in a list if each may be about one row; else [].
+
+    They hold only texts, numbers and truth values, no id, and no name of what they are about, such as a metric.
+    """
     objects = _objects(value)
     is_flat = all(
-        not isinstance(part, dict | list) and name not in IDS for row in objects for name, part in row.items()
+        not isinstance(part, dict | list) and name not in (*IDS, *SUBJECTS)
+        for row in objects
+        for name, part in row.items()
     )
     return objects if is_flat and isinstance(value, list) and len(objects) == len(value) else []
+
+
+def _is_judged(row: Foreign) -> bool:
+    """Return whether a row, or an object inside it, has an outcome of its own."""
+    inner = any(_is_judged(value) for value in row.values() if isinstance(value, dict))
+    return inner or any(names_outcome(str(name)) and outcome_number(value) is not None for name, value in row.items())
 
 
 def _by_id(value: object, key: str, field: str) -> dict[str, Foreign]:

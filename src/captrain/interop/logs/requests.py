@@ -11,10 +11,10 @@ from pathlib import Path
 from captrain.interop.logs.beside import task_of
 from captrain.interop.logs.chat import REWARD, dialogue_of
 from captrain.interop.logs.exchange import exchange, items_of
-from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat
 from captrain.interop.logs.source import Foreign, loaded
 from captrain.interop.logs.traces import TraceFormat, TraceRun
+from captrain.interop.logs.verdicts import OUTCOMES
 
 TRACE = ("weave_task_id", "trace_id", "traceId")
 SESSION = ("session_id", "sessionId")
@@ -22,10 +22,12 @@ REQUESTS = ("input", "inputs", "request", "request_body")
 ANSWERS = ("output", "outputs", "response", "response_body")
 TRACED = ("input", "inputs", "span_data")
 """Fields of rows that a tracer wrote. Any other log of requests may name their session only."""
-SURE = OUTCOMES.index("score")
-"""Number of names in `OUTCOMES` that mean nothing but an outcome."""
-LOGGED, REPLY = "messages", "response"
-"""Fields of a proxy's log. Its last message is not the agent's."""
+SURE_OUTCOMES = OUTCOMES[: OUTCOMES.index("score")]
+"""Names that mean nothing but an outcome."""
+LOGGED = "messages"
+"""Field of a proxy's log that holds a request."""
+REPLY = "response"
+"""Field of a proxy's log that holds the answer to the request, which then does not end with a message of the agent."""
 
 
 def _call(row: Foreign) -> tuple[object, object]:
@@ -49,7 +51,7 @@ def _names(row: Foreign) -> tuple[str, ...]:
 
 def _recognizes(row: Foreign) -> bool:
     request, answer = _call(row)
-    is_judged = any(name in row for name in (*REWARD, *OUTCOMES[:SURE]))
+    is_judged = any(name in row for name in (*REWARD, *SURE_OUTCOMES))
     is_traced = any(isinstance(row.get(name), str) for name in _names(row)) and not is_judged
     return is_traced and isinstance(answer, list | Mapping) and bool(items_of(request, ""))
 

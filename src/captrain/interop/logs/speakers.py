@@ -10,12 +10,12 @@ from pathlib import Path
 
 from captrain.interop.logs.autogen import is_autogen
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import OTHER_ROLES, ROLES, bare, is_message, is_spoken, oldest_first
+from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message, is_spoken, oldest_first, unwrapped
 from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
-from captrain.interop.logs.outcomes import OUTCOMES
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling, text_of
 from captrain.interop.logs.turns import speaker_of
+from captrain.interop.logs.verdicts import OUTCOMES
 
 REQUEST = re.compile(r"(.*?)\s*\(-> (.+)\)")
 ASIDE = re.compile(r"\s*\(.*\)$")
@@ -70,7 +70,7 @@ def _is_dialogue(rows: Sequence[Foreign]) -> bool:
 
 def _turns(rows: Sequence[Foreign]) -> list[Foreign]:
     """Return the messages among the rows of a file. The first row may describe the session."""
-    turns = [turn for row in rows if isinstance(turn := bare(row), Mapping)]
+    turns = [turn for row in rows if isinstance(turn := unwrapped(row), Mapping)]
     return turns if not turns or is_message(turns[0]) else turns[1:]
 
 

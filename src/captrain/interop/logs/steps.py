@@ -3,14 +3,17 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
 
+from captrain.contract import calls_of
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import chat_row, is_message, is_spoken, messages_in
+from captrain.interop.logs.chat import chat_row, dialogue_of, is_message, is_spoken, messages_in
 from captrain.interop.logs.outcomes import DEEPEST, LAST, at
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
-from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, text_of
+from captrain.interop.logs.source import ARGUMENTS, Foreign, call_entry, call_of, calling, loaded, text_of
+from captrain.interop.logs.turns import speaker_of
 from captrain.interop.logs.written import written_calls
 from captrain.records import Message
 
@@ -115,7 +118,7 @@ def steps_in(value: object) -> list[Foreign]:
         length = len(next((part for name, part in lists.items() if name in ACTIONS and is_answered), []))
         value = [{name: part[place] for name, part in lists.items() if place < len(part)} for place in range(length)]
     if isinstance(value, list) and value and all(map(_is_pair, value)):
-        value = [{**_of_pair(action), "observation": text_of(seen)} for action, seen in value]
+        value = [{**_fields_of_action(action), "observation": text_of(seen)} for action, seen in value]
     if not isinstance(value, list) or not any(map(_is_step, value)):
         return []
     steps: list[Foreign] = [step for step in value if _is_step(step) or _is_words(step)]
@@ -124,10 +127,10 @@ def steps_in(value: object) -> list[Foreign]:
 
 def _is_pair(step: object) -> TypeGuard[list[object]]:
     """Return whether a step is a pair of an action and what was observed, as LangChain's agents return them."""
-    return isinstance(step, list) and len(step) == 2 and bool(_of_pair(step[0]))
+    return isinstance(step, list) and len(step) == 2 and bool(_fields_of_action(step[0]))
 
 
-def _of_pair(action: object) -> Foreign:
+def _fields_of_action(action: object) -> Foreign:
     """Return the tool, its input and the thought of an action: an object, or a list of them. {} if it is neither."""
     if isinstance(action, Mapping):
         given = {name: action[name] for name in ("tool", "tool_input") if name in action}
@@ -137,7 +140,7 @@ def _of_pair(action: object) -> Foreign:
     return {}
 
 
-def of_fields(value: object) -> list[Message]:
+def messages_of_fields(value: object) -> list[Message]:
     """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
     items = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
     rows = [[(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)] for item in items]
@@ -279,7 +282,7 @@ def _is_text(value: object) -> bool:
 
 def row_with(row: Foreign, value: object) -> ChatRow | str:
     """Read a row whose dialogue is this value: messages, steps, or a text that answers the row's prompt."""
-    steps = [*of_steps(steps_in(value))] or of_fields(value)
+    steps = [*of_steps(steps_in(value))] or messages_of_fields(value)
     prompt = next((row[name] for name in texts_of(row, PROMPTS)), "")
     if steps:
         last = next((row[name] for name in texts_of(row, FINAL)), "")
@@ -305,7 +308,7 @@ def named(field: str) -> RowFormat:
 
 def _trace(row: Foreign) -> object:
     """Return the trace of a row: a list of steps under a usual name, or of steps with results under any name."""
-    usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or of_fields(row.get(name))), None)
+    usual = next((row[name] for name in TRACES if steps_in(row.get(name)) or messages_of_fields(row.get(name))), None)
     if usual is not None or is_message(row):
         return _whole_dialogue(usual) or usual
     own = [value for name, value in row.items() if TRUTHS.isdisjoint(re.findall(r"[a-z]+", _snake(name)))]
@@ -313,9 +316,53 @@ def _trace(row: Foreign) -> object:
 
 
 def _whole_dialogue(steps: object) -> list[object] | None:
-    """Return the messages of the last step if every step holds the messages of its request; None otherwise."""
-    dialogues = [messages_in(step) for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
-    return dialogues[-1] if dialogues and all(dialogues) else None
+    """Return the messages of the last step, with what it did, if every step repeats and extends those before it.
+
+    None if the steps do not hold the messages of their requests.
+    """
+    items = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    dialogues = [messages_in(step) or [] for step in items]
+    is_growing = all(len(a) < len(b) and a[:1] == b[:1] for a, b in pairwise(dialogues))
+    if not items or not is_growing or not any(speaker_of(item) == "user" for item in dialogues[0]):
+        return None
+    return [*dialogues[-1], *_done_after(dialogues, items)]
+
+
+def _done_after(dialogues: Sequence[list[object]], steps: Sequence[Foreign]) -> list[Message]:
+    """Return the last action and its result as far as the messages of the last step do not hold them.
+
+    The first step tells whether the messages of a step end with its request, its action or its result.
+    """
+    own, first = (dialogue_of(of_steps([step])) for step in (steps[-1], steps[0]))
+    told, first_told = (dialogue_of(messages) for messages in (dialogues[-1], dialogues[0]))
+    is_answered = first_told[-1]["role"] == "assistant"
+    # Some tools keep in a step what was seen before its action; then the messages hold it.
+    if all(_is_told(message["content"], first_told) for message in first if message["role"] != "assistant"):
+        own = [message for message in own if message["role"] == "assistant" or not _is_told(message["content"], told)]
+    if is_answered:
+        return [message for message in own if message["role"] != "assistant"]
+    spoken = [message for message in told if message["role"] == "assistant"]
+    has_results = any(message["role"] == "assistant" for message in first_told) and bool(own and spoken)
+    return [] if has_results and calls_of(spoken[-1]) == calls_of(own[0]) else own
+
+
+def _is_told(result: str, messages: Sequence[Message]) -> bool:
+    """Return whether the last message that is not the agent's holds a result.
+
+    It is the whole result, or one text in it, or has a sentence of it among its words.
+    """
+    text = next((message["content"] for message in reversed(messages) if message["role"] != "assistant"), "")
+    parts = [part.strip() for part in _texts(loaded(result))]
+    return any(part == text.strip() or (len(part.split()) > 2 and part in text) for part in parts)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts and numbers anywhere in a JSON value."""
+    if isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+    else:
+        yield text_of(value)
 
 
 def _is_observed(value: list[object]) -> bool:

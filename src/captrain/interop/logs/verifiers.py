@@ -5,6 +5,7 @@ from pathlib import Path
 
 from captrain.interop.logs.records import ChatRow, RowFormat
 from captrain.interop.logs.source import Foreign, call_entry, loaded, text_of
+from captrain.interop.logs.templated import is_templated
 from captrain.records import Message
 
 
@@ -62,7 +63,7 @@ VERIFIERS = RowFormat("verifiers traces", _recognizes, _chat_row)
 def _is_result(row: Foreign) -> bool:
     prompt, completion = loaded(row.get("prompt")), loaded(row.get("completion"))
     is_spoken = isinstance(completion, list) or (isinstance(completion, str) and isinstance(prompt, list | str))
-    return "completion" in row and "prompt" in row and bool(prompt) and is_spoken
+    return "completion" in row and "prompt" in row and bool(prompt) and is_spoken and not is_templated(row)
 
 
 def _result_row(row: Foreign, path: Path) -> ChatRow:
