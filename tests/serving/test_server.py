@@ -297,10 +297,11 @@ def test_a_server_that_stops_answers_whoever_has_not_sent_all_and_its_log_has_no
     assert process.stdout is not None and process.stderr is not None
     *_, address = process.stdout.readline().split()
     place = urlsplit(address)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 1000\r\n\r\n{{"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 1000\r\n"
     with socket.create_connection((str(place.hostname), place.port or 0), timeout=PATIENCE) as client:
-        client.sendall(head.encode())
-        time.sleep(0.5)  # it has the head, and waits for the rest
+        client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert b"100 Continue" in client.recv(1000)  # it has the head, and waits for the rest
+        client.sendall(b"{")
         process.send_signal(signal.SIGTERM)
         assert b"503" in client.recv(1000)
     process.wait(PATIENCE)

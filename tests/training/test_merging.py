@@ -328,7 +328,7 @@ def test_distilling_into_a_policy_without_weights_is_refused(
 ) -> None:
     scripted = {"_target_": "captrain.agents.scripted.ScriptedPolicy", "skill": 1.0}
     acting = job(tiny, inside, teachers)
-    with pytest.raises(UserError, match="distillation: an adapter is trained for a model whose weights are at hand"):
+    with pytest.raises(UserError, match="distillation: training needs the weights of the model"):
         train(Distillation(**{**vars(acting), "policy": Component.model_validate(scripted)}))
 
 

@@ -217,9 +217,11 @@ def _kinds_by_replay(rollouts: Iterable[Rollout], worlds: Worlds, unknown: Set[s
     references, the tool is a look-up. Some worlds also record look-ups, such as pages that were read: such a tool stays
     unknown.
     """
+    if not unknown:
+        return {}
     idle, tries, tasks = Counter[str](), Counter[str](), set[str]()
     kinds: dict[str, ToolKind] = {}
-    for rollout in rollouts if unknown else ():
+    for rollout in rollouts:
         open_tools = _tools(rollout.reference) & unknown - kinds.keys()
         pending = sorted(tool for tool in open_tools if tries[tool] < MOST_PLAYS)
         is_new = pending and rollout.task.id not in tasks and rollout.outcome != "error"
