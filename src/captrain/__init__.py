@@ -13,7 +13,7 @@ import threading
 
 import lazy_loader
 
-_folder, _script = os.path.split(os.path.abspath((getattr(sys, "argv", None) or [""])[0]))
+_folder, _script = os.path.split((getattr(sys, "argv", None) or [""])[0])
 _is_stage = "DVC_STAGE" in os.environ and os.path.basename(_folder) == "stages"
 if (
     (_is_stage or _script in ("captrain", "captrain-sweep"))
