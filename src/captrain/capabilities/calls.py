@@ -179,7 +179,7 @@ def goals_in(rollout: Rollout, toolbox: Toolbox) -> list[Call]:
 
 
 def sourced(calls: Iterable[Call], messages: Sequence[Message]) -> list[Call]:
-    """Return the calls, each with its unsourced arguments: those whose value no earlier message contains."""
+    """Return the calls, each with its unsourced arguments. Their values are in no earlier message."""
     texts = [squeezed(text_of(message.get("content") or "")) for message in messages]
     marked: list[Call] = []
     for call in calls:

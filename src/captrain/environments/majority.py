@@ -43,7 +43,7 @@ def play_same_answer(player: Adversary, low: float, high: float) -> SameAnswer |
     answers, .67 for three. So an honest environment may have few answers, and one of them twice as often as the others.
 
     Returns:
-        The plays; None if no answer is right in more than half of the tasks.
+        The plays; None if each answer is right in at most half of the tasks.
     """
     counts = Counter(view.right for view in player.views)
     [(value, count)] = counts.most_common(1) or [("", 0)]

@@ -29,7 +29,7 @@ TITLE = "Re-discovery: the agent on fresh discovery tasks, before and after it w
 
 
 def of_selected(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
-    """Keep the rows of capabilities that a diagnosis selected; none if the agent was not diagnosed again."""
+    """Keep the rows of capabilities that a diagnosis selected; empty before a second diagnosis."""
     selected = {row["capability"] for row in rows if row["selected"]}
     return [row for row in rows if row["capability"] in selected] if any(row["round"] for row in rows) else []
 

@@ -79,7 +79,7 @@ class JobAttempt(NamedTuple):
         return Failure.read(self.folder / f"{self.key}.failure")
 
     def is_ended_point(self) -> bool:
-        """Return whether this is a point of a sweep whose job has ended, with or without success."""
+        """Return whether this is a point of a sweep and its job has ended. It may have failed."""
         return self.key == self.job and (self.folder / f"{self.job}_0_result.pkl").exists()
 
     def last_line(self) -> str:

@@ -157,7 +157,7 @@ def oldest_first(messages: list[object] | None) -> list[object] | None:
 
 
 def _time_of(item: object) -> float | None:
-    """Return when a message was sent, since 1970. None for a duration, a clock, any other notation, or no time."""
+    """Return when a message was sent, in seconds since 1970. None if it has no date in a known notation."""
     value = next((item[name] for name in TIMES if name in item), None) if isinstance(item, Mapping) else None
     if isinstance(value, str) and ISO_TIME.match(value):
         with suppress(ValueError):

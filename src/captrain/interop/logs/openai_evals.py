@@ -1,4 +1,4 @@
-"""Records of OpenAI's evals: events of samples, whose last request is the dialogue and whose match is the outcome."""
+"""Records of OpenAI's evals: events by sample. The last request holds the dialogue, the match the outcome."""
 
 from collections.abc import Iterator, Mapping
 

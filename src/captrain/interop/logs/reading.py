@@ -404,7 +404,7 @@ class _Reader:
         places: dict[str, list[str]] = {}
         is_one = len(names) == 1 and Path(names[0]).is_file()
         is_unjudged = any(entry.reason.startswith(NO_REWARD) for entry in self.skipped)
-        # Beside dialogues without an outcome, files without a dialogue are results or reports.
+        # If dialogues lack outcomes, the files that hold no dialogue are taken for results or reports.
         for entry in (*self.skipped, *([] if is_unjudged else self.passed_over)):
             place = "" if entry.place in WHOLE else entry.place
             place = place if is_one else ", ".join(filter(None, (entry.source, place)))

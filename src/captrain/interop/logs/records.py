@@ -203,7 +203,7 @@ def _joined(rows: Sequence[object], field: str, value: object) -> Sequence[objec
 def _flat(value: object) -> list[Foreign]:
     """Return the objects in a list if each may be about one row; else [].
 
-    They hold only texts, numbers and truth values, no id, and no name of what they are about, such as a metric.
+    Each value is a text, number or truth value. An object with an id or with a name, as of a metric, does not count.
     """
     objects = _objects(value)
     is_flat = all(

@@ -266,7 +266,7 @@ def rollout_of(file: str, entry: Entry, reward: float, *, passed: bool) -> Rollo
 
 
 def trial_of(value: object) -> int | None:
-    """Return the number of a trial in a file, or None if the value is no such number."""
+    """Return the value if it can number a trial, else None."""
     return value if type(value) is int and 0 <= value < 1 << 31 else None
 
 

@@ -126,7 +126,7 @@ def steps_in(value: object) -> list[Foreign]:
 
 
 def _is_pair(step: object) -> TypeGuard[list[object]]:
-    """Return whether a step is a pair of an action and what was observed, as LangChain's agents return them."""
+    """Return whether a step is a pair (action, observation), as LangChain's agents return them."""
     return isinstance(step, list) and len(step) == 2 and bool(_fields_of_action(step[0]))
 
 
@@ -141,7 +141,7 @@ def _fields_of_action(action: object) -> Foreign:
 
 
 def messages_of_fields(value: object) -> list[Message]:
-    """Convert a list whose objects hold one field each, in turn a goal, an action, an observation. [] for any other."""
+    """Convert a list of one-field objects: a goal, an action, an observation, in turn. [] for any other list."""
     items = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
     rows = [[(name.lower(), part) for name, part in item.items() if name not in ("id", *COUNTERS)] for item in items]
     if not rows or any(len(row) != 1 for row in rows):
@@ -336,7 +336,7 @@ def _done_after(dialogues: Sequence[list[object]], steps: Sequence[Foreign]) -> 
     own, first = (dialogue_of(of_steps([step])) for step in (steps[-1], steps[0]))
     told, first_told = (dialogue_of(messages) for messages in (dialogues[-1], dialogues[0]))
     is_answered = first_told[-1]["role"] == "assistant"
-    # Some tools keep in a step what was seen before its action; then the messages hold it.
+    # The result in a step may be what was seen before its action. Then the messages hold it already.
     if all(_is_told(message["content"], first_told) for message in first if message["role"] != "assistant"):
         own = [message for message in own if message["role"] == "assistant" or not _is_told(message["content"], told)]
     if is_answered:
