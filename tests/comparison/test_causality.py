@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from captrain.capabilities import LabelRequest
-from captrain.comparison import Causality, measure_causality, publish_causality
+from captrain.comparison import BASE, PLAYED, TRACE, Causality, evaluation_rows, measure_causality, publish_causality
+from captrain.comparison.arms import Arm, outcomes_of
 from captrain.comparison.causality import Outcomes, causal_tables
 from captrain.errors import UserError
 from captrain.projects.pipeline import shipped_stages
-from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task, publish, publish_json
+from captrain.records import Capability, Label, Rollout, RolloutLabels, Score, Task, publish
 from captrain.run import compose_spec
 from captrain.statistics import Bootstrap
 
@@ -186,10 +187,13 @@ def play(task: int, trial: int, outcome: str, adapter: str | None = None, split:
 
 
 def project(folder: Path, rollouts: Sequence[Rollout]) -> Path:
-    publish(folder / "artifacts/evaluation/rollouts.jsonl", rollouts)
+    for row in evaluation_rows():
+        arm = Arm("copy", "adapters") if row == TRACE else Arm(row)
+        acting = {BASE: None, TRACE: "feed"}
+        played = [rollout for rollout in rollouts if row in acting and rollout.adapter == acting[row]]
+        publish(folder / PLAYED / row / "rollouts.jsonl", played)
+        publish(folder / PLAYED / row / "outcomes.jsonl", outcomes_of(arm, played))
     publish(folder / "results/capabilities/capabilities.jsonl", [COPY])
-    index = {"copy": {"digest": "feed", "path": "artifacts/adapters/feed", "rollouts": 1, "discarded": 0}}
-    publish_json(folder / "results/adapters/index.json", index)
     return folder
 
 

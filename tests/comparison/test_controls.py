@@ -249,7 +249,10 @@ def trace_stood(folder: Path, base: Path, rollouts: list[Rollout]) -> None:
         publish_json(path.with_suffix(".passport.json"), passport)
     publish(folder / "artifacts/environments/calibration.jsonl", played)
     publish(folder / "artifacts/rollouts/discovery.jsonl", rollouts)
-    publish_json(folder / "results/adapters/index.json", {name: {"digest": "d", "path": "p"} for name in names})
+    for stage in ("adapters", "routes"):
+        publish_json(folder / f"results/{stage}/index.json", {name: {"digest": "d", "path": "p"} for name in names})
+    publish_text(folder / "results/routes/routes.csv", "task,kind,chosen\n")
+    publish_json(folder / "results/routes/compositions.json", {})
     rows = "".join(f"{name},1,40,0.9,0.9,0.5\n" for name in names)
     publish_text(folder / "results/adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n" + rows)
     pool = [*names, "invalid_call", "reply_wording", "small_talk"]

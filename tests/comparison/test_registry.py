@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from captrain.comparison import (
+    PLAYED,
     acting_stages,
     baselines,
     evaluate,
@@ -17,7 +18,6 @@ from captrain.comparison import (
     headline_methods,
     label,
     spending_stages,
-    trained_baselines,
 )
 from captrain.comparison.baselines.registry import row_modules
 from captrain.comparison.tables import EvaluationTables
@@ -95,11 +95,9 @@ def test_a_new_row_is_in_the_table_with_charges_and_comparisons() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_a_new_row_is_drawn_and_planned(tmp_path: Path) -> None:
-    for name in ("adapters", "grpo_target", "toy"):
-        rows = f"{name},1,40,0.5,0.5,0.5\n"
-        publish_text(
-            tmp_path / f"results/{name}/history.csv", f"adapter,step,rollouts,reward,success,informative\n{rows}"
-        )
+    rows = [f"{name},40,0.5,0.5,0.5,{name}\n" for name in ("adapters", "grpo_target", "toy")]
+    header = "adapter,rollouts,reward,success,informative,stage\n"
+    publish_text(tmp_path / "results/evaluation/training.csv", "".join([header, *rows]))
     legends = [legend for part in training(tmp_path / "results").subfigs for legend in part.legends]
     assert "a toy" in [text.get_text() for legend in legends for text in legend.get_texts()]
 
@@ -119,19 +117,18 @@ def test_every_row_has_a_section_a_stage_and_a_name_of_its_own() -> None:
     assert len({label(name) for name in baselines()}) == len(baselines())
     for name, row in baselines().items():
         params = {path: keys for entry in PIPELINE[name]["params"] for path, keys in entry.items()}
-        assert f"baselines.{name}" in params["results/spec.yaml"] and params["results/code.yaml"] == [name]
+        assert {f"baselines.{name}", f"code.{name}"} <= {*params["results/spec.yaml"]}
         for ledger in [f"results/{stage}/ledger.jsonl" for stage in row.rests_on if row.learns_from == "rewards"]:
             assert {ledger, ledger.rpartition("/")[0]} & {*PIPELINE[name]["deps"]}
 
 
 def test_the_pipeline_evaluates_all_arms_and_draws_all_trainings() -> None:
-    comparison, figures = set(PIPELINE["comparison"]["deps"]), set(PIPELINE["figures"]["deps"])
-    assert {f"results/{stage}" for stage in acting_stages()} <= comparison
+    assert PLAYED.as_posix() in PIPELINE["comparison"]["deps"]
+    assert "results/evaluation" in PIPELINE["figures"]["deps"]
     assert {name for name in PIPELINE if "@" in name} == {f"evaluation@{row}" for row in evaluation_rows()}
     for stage in acting_stages():
-        deps = PIPELINE[f"evaluation@{'trace' if stage == 'adapters' else stage}"]["deps"]
-        assert {f"results/{stage}", f"artifacts/{stage}" if stage != "gepa" else "artifacts/base"} <= {*deps}
-    assert {f"results/{name}" for name in trained_baselines()} <= figures
+        row, folder = ("trace", "routes") if stage == "adapters" else (stage, stage)
+        assert f"results/{folder}" in PIPELINE[f"evaluation@{row}"]["deps"]
     assert set(spending_stages()) <= set(PIPELINE)
 
 

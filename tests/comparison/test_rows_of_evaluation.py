@@ -1,11 +1,12 @@
 """The evaluation plays row by row: each arm plays each of its tasks once, whichever stage plays it."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from captrain.comparison import evaluation_rows
+from captrain.comparison import TRACE, evaluation_rows
 from captrain.comparison.arms import Arm, ArmBatch, row_arms, split_batch
 from captrain.models import Adapter
 from captrain.records import publish_json, publish_text
@@ -34,13 +35,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("require_trained", "compose"):
         monkeypatch.setattr(f"captrain.comparison.arms.{name}", lambda *_: Adapter("folder", "digest"))
     entry = {"digest": "beef", "path": "adapter", "rollouts": 1, "discarded": 0}
-    for stage, names in {"adapters": ["a", "b"], "controls": ["c"]}.items():
+    for stage, names in {"routes": ["a", "b"], "controls": ["c"]}.items():
         publish_json(tmp_path / stage / "index.json", dict.fromkeys(names, entry))
     for stage, columns in {"routes": ROUTES, "controls": CONTROLS}.items():
         publish_text(tmp_path / stage / "routes.csv", pd.DataFrame({"task": TASKS, "kind": "x", **columns}).to_csv())
     publish_json(tmp_path / "routes/compositions.json", {PAIR: {"a": 0.5, "b": 0.5}})
     both = {PAIR: {"a": 0.5, "b": 0.5}, OTHER: {"a": 0.5, "c": 0.5}}
     publish_json(tmp_path / "controls/compositions.json", both)
+    shutil.copytree(tmp_path / "routes", tmp_path / "controls" / TRACE)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import captrain.comparison
-from captrain.projects import publish_code
+from captrain.projects import code_digests
 from captrain.run import compose_spec, load_choice, publish_spec, read_stages, row_of, shipped
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +92,7 @@ def params(project: Path) -> dict[str, list[object]]:
     """Compose, and return what DVC compares of each stage: the values of its params."""
     choice = load_choice(project / "params.yaml")
     spec = compose_spec(choice.experiment, choice.seed, choice.overrides, project / "conf")
-    publish_spec(spec, project / "results/spec.yaml")
-    publish_code(spec, project / "results/code.yaml")
+    publish_spec(spec, project / "results/spec.yaml", code_digests(spec))
     stages, values = read_stages(project / "dvc.yaml", ""), dict[str, list[object]]()
     for name in [name for name in stages if name != "compose"]:
         for file, keys in (pair for entry in stages[name]["params"] for pair in entry.items()):

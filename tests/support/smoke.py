@@ -63,12 +63,11 @@ class Repository:
 
     def stale(self) -> list[str]:
         """List the stages that DVC would run first, in the pipeline's order, without those downstream of others."""
-        composed = [self.folder / "results" / name for name in ("spec.yaml", "code.yaml")]
-        before = [path.read_bytes() for path in composed]
+        spec = self.folder / "results/spec.yaml"
+        before = spec.read_bytes()
         self.call("python", "stages/compose.py")
         changed = {row_of(name) for name in json.loads(self.call("dvc", "status", "--json"))}
-        for path, content in zip(composed, before, strict=True):
-            path.write_bytes(content)
+        spec.write_bytes(before)
         return [name for name in STAGES if name in changed and name != "compose"]
 
 

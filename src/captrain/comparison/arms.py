@@ -110,28 +110,29 @@ def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
         return [Arm(BASE)]
     alternatives = spec.evaluation.alternatives
     if row == TRACE:
-        return _trace_arms(results, alternatives)
-    arms, path = [*_stage_arms(results, row)], results / row / "routes.csv"
+        return _trace_arms(results / "routes", alternatives)
+    arms, path = [*_arms_in(results / row, row)], results / row / "routes.csv"
     if row == CONTROLS and not path.exists():
         return []
     routes = _routes(path) if path.exists() else pd.DataFrame(columns=["task", "kind"])
     if row != CONTROLS:
         return [_limited_to_routes(arm, routes, alternatives) for arm in arms]
     # Controls also route tasks to TRACE's adapters. Tasks that such an arm plays for TRACE are not played again.
-    arms += _stage_arms(results, ADAPTERS)
+    trace = results / row / TRACE
+    arms += _arms_in(trace, ADAPTERS)
     arms += composition_arms(results / row, {arm.name: arm for arm in arms}, routes)
-    played, further = {arm.name: arm.tasks for arm in _trace_arms(results, alternatives)}, list[Arm]()
+    played, further = {arm.name: arm.tasks for arm in _trace_arms(trace, alternatives)}, list[Arm]()
     for arm in arms:
         tasks, before = routed_tasks(arm.name, routes), played.get(arm.name, frozenset())
         further.append(replace(arm, tasks=frozenset() if before is None else tasks - before))
     return [arm for arm in further if arm.tasks]
 
 
-def _trace_arms(results: Path, alternatives: bool) -> list[Arm]:
-    """List TRACE's adapters, and the compositions of its routers."""
-    arms, routes = [*_stage_arms(results, ADAPTERS)], all_routes(results, alternatives, ())
+def _trace_arms(folder: Path, alternatives: bool) -> list[Arm]:
+    """List TRACE's adapters, and the compositions of its routers, from the results of the stage `routes`."""
+    arms, routes = [*_arms_in(folder, ADAPTERS)], _trace_routes(folder, alternatives)
     limited = [_limited_to_routes(arm, routes, alternatives) for arm in arms]
-    return [*limited, *composition_arms(results / "routes", {arm.name: arm for arm in arms}, routes)]
+    return [*limited, *composition_arms(folder, {arm.name: arm for arm in arms}, routes)]
 
 
 def play_arms(spec: Spec, base: Path, arms: Sequence[Arm]) -> list[tuple[Arm, list[Rollout]]]:
@@ -204,9 +205,7 @@ def all_routes(
         task, kind, and one column of arms per router, per control and for the row `solutions`. Without alternatives,
         routers beside the configured one are left out.
     """
-    routes = _routes(results / "routes/routes.csv")
-    if not alternatives:
-        routes = routes.filter(regex="^(task|kind|chosen|control:.*)$")
+    routes = _trace_routes(results / "routes", alternatives)
     for path in (results / stage / "routes.csv" for stage in stages):
         if path.exists():
             further = _routes(path)
@@ -214,14 +213,20 @@ def all_routes(
     return routes
 
 
+def _trace_routes(folder: Path, alternatives: bool) -> pd.DataFrame:
+    """Read the routes of the stage `routes`."""
+    routes = _routes(folder / "routes.csv")
+    return routes if alternatives else routes.filter(regex="^(task|kind|chosen|control:.*)$")
+
+
 def _routes(path: Path) -> pd.DataFrame:
     # Read as words, because a task may be called 007 and its kind NA.
     return read_table(path, words=True, kinds=str, columns=["task"]).fillna("")
 
 
-def _stage_arms(results: Path, stage: str) -> Iterator[Arm]:
-    """Yield the arms of a stage: its adapters and its lines of guidance."""
-    path = results / stage / "index.json"
+def _arms_in(folder: Path, stage: str) -> Iterator[Arm]:
+    """Yield the arms of a stage from the index in a folder: adapters and lines of guidance."""
+    path = folder / "index.json"
     if not path.exists():
         return
     for name, row in read_index(path).items():

@@ -27,10 +27,14 @@ import numpy as np
 import pandas as pd
 
 from captrain.capabilities import Analyst, LabelRequest, fault_of
+from captrain.comparison.arms import COMPOSED, Outcome
 from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER, specialist_name
-from captrain.comparison.rows import ADAPTERS, BASE, Arms
+from captrain.comparison.baselines.registry import baselines
+from captrain.comparison.evaluation import PLAYED, evaluation_rows, played_rollouts
+from captrain.comparison.rows import ADAPTERS, BASE
+from captrain.comparison.tables import OUTCOMES
 from captrain.ledger import guard_split
-from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text, scan
+from captrain.records import Capability, JsonObject, Rollout, RolloutLabels, load, publish_text
 from captrain.run import Spec
 from captrain.statistics import Bootstrap, Floats, Ratio
 
@@ -109,22 +113,25 @@ def measure_causality(
     capabilities = load(project / "results/capabilities/capabilities.jsonl", Capability)
     if not (spec.causality.run and capabilities and spec.evaluation.trials > 1):
         return [], Causality(pd.DataFrame(columns=CAPABILITY_COLUMNS), pd.DataFrame(columns=EFFECT_COLUMNS))
-    arms = Arms(project)
-    places: dict[str, dict[tuple[str, int], float]] = {}
-    failures: list[Rollout] = []
-    for _, rollout in scan(project / "artifacts/evaluation/rollouts.jsonl", Rollout):
-        arm = arms.of(rollout)
-        passed = {"passed": 1.0, "failed": 0.0, "error": np.nan}[rollout.outcome]
-        places.setdefault(arm, {})[rollout.task.id, rollout.trial] = passed
-        if arm == BASE and rollout.outcome == "failed" and fault_of(rollout) is None:
-            failures.append(rollout)
+    prompted = [name for name, baseline in baselines().items() if baseline.learns_from == "reflection"]
+    places, stages = dict[str, dict[tuple[str, int], float]](), dict[str, str]()
+    for row in evaluation_rows():
+        for outcome in load(project / PLAYED / row / "outcomes.jsonl", Outcome):
+            places.setdefault(outcome.arm, {})[outcome.task, outcome.trial] = OUTCOMES[outcome.outcome]
+            if outcome.stage not in ("", COMPOSED, *prompted):
+                stages[outcome.arm] = outcome.stage
+    failures = [
+        rollout
+        for outcome, rollout in played_rollouts(BASE, project)
+        if outcome.outcome == "failed" and fault_of(rollout) is None
+    ]
     guard_split([rollout.task for rollout in failures], "evaluation")
     verdicts = analyst.label([LabelRequest(0, rollout, capabilities) for rollout in failures], tools)
     labels = [
         RolloutLabels(run=0, rollout=rollout.id, outcome="failed", count=1, labels=verdict)
         for rollout, verdict in zip(failures, verdicts, strict=True)
     ]
-    outcomes = _arranged(places, failures, labels, arms.stages)
+    outcomes = _arranged(places, failures, labels, stages)
     settings = spec.evaluation
     intervals = Bootstrap(len(outcomes.passes[BASE]), settings.resamples, settings.confidence, spec.seed)
     return labels, causal_tables(outcomes, capabilities, intervals)

@@ -38,18 +38,30 @@ from captrain.comparison.arms import (
     split_batch,
 )
 from captrain.comparison.baselines.baseline import CALIBRATION, DIAGNOSIS, SOLUTIONS_ADAPTER, TRACE_STAGES
-from captrain.comparison.baselines.registry import acting_stages, spending_stages
+from captrain.comparison.baselines.registry import acting_stages, trained_baselines
 from captrain.comparison.differences import ComparisonRow
 from captrain.comparison.rows import ADAPTERS, BASE, GRPO, IDLE, TRACE, controls_of, label
 from captrain.comparison.tables import OUTCOMES, EvaluationTables, evaluate, mark_overlap
 from captrain.environments import read_passports
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
-from captrain.records import Capability, IndexEntry, Record, Rollout, load, publish, read_index, scan
+from captrain.records import (
+    Capability,
+    IndexEntry,
+    Record,
+    Rollout,
+    load,
+    publish,
+    publish_text,
+    read_index,
+    read_table,
+    scan,
+)
 from captrain.run import Spec, launch
 from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
+TRAINING_COLUMNS = ["adapter", "rollouts", "reward", "success", "informative"]
 ROUTE = "chosen"
 """Column of TRACE's own routes."""
 PLAYED = Path("artifacts/played")
@@ -67,12 +79,19 @@ class CurveOutcomes(Record):
 
 @dataclass(frozen=True)
 class PlayedRow:
-    """Everything that one row of the evaluation played."""
+    """Everything that the comparison needs of one row.
+
+    - rollouts, outcomes, ledger, curve: of what the row played on the test split.
+    - spent: the ledger of its training. Empty for TRACE, which several stages train.
+    - history: the table of its training by GRPO; None if it has none.
+    """
 
     rollouts: list[Rollout]
     outcomes: list[Outcome]
     ledger: list[LedgerEntry]
     curve: list[CurveOutcomes]
+    spent: list[LedgerEntry]
+    history: pd.DataFrame | None
 
 
 def evaluation_rows() -> tuple[str, ...]:
@@ -96,7 +115,15 @@ def play_row(spec: Spec, row: str, project: Path = Path()) -> PlayedRow:
         ledger_entry(rollouts, stage="evaluation", method="evaluation", item=arm.name) for arm, rollouts in played
     ]
     curve, curve_ledger = _play_curve(spec, row, project)
-    return PlayedRow([rollout for _, part in played for rollout in part], outcomes, ledger + curve_ledger, curve)
+    spent = results / row / "ledger.jsonl"
+    return PlayedRow(
+        rollouts=[rollout for _, part in played for rollout in part],
+        outcomes=outcomes,
+        ledger=ledger + curve_ledger,
+        curve=curve,
+        spent=load(spent, LedgerEntry) if spent.exists() else [],
+        history=_history(results / row) if row in trained_baselines() else None,
+    )
 
 
 def publish_row(played: PlayedRow, folder: Path) -> None:
@@ -105,16 +132,31 @@ def publish_row(played: PlayedRow, folder: Path) -> None:
     publish(folder / "outcomes.jsonl", played.outcomes)
     publish(folder / "ledger.jsonl", played.ledger)
     publish(folder / "curve.jsonl", played.curve)
+    publish(folder / "spent.jsonl", played.spent)
+    if played.history is not None:
+        publish_text(folder / "history.csv", played.history.to_csv(index=False))
+
+
+def played_rollouts(row: str, project: Path = Path()) -> Iterator[tuple[Outcome, Rollout]]:
+    """Yield what a row played, with the outcomes."""
+    folder = project / PLAYED / row
+    acting = (outcome for outcome in load(folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
+    for outcome, (_, rollout) in zip(acting, scan(folder / "rollouts.jsonl", Rollout), strict=True):
+        yield outcome, rollout
 
 
 def joined_rollouts(project: Path = Path()) -> Iterator[Rollout]:
     """Yield the rollouts of all rows in the order of the rows. Rollouts of compositions come last."""
     for of_compositions in (False, True):
-        for folder in (project / PLAYED / row for row in evaluation_rows()):
-            acting = (outcome for outcome in load(folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
-            for outcome, (_, rollout) in zip(acting, scan(folder / "rollouts.jsonl", Rollout), strict=True):
+        for row in evaluation_rows():
+            for outcome, rollout in played_rollouts(row, project):
                 if (outcome.stage == COMPOSED) == of_compositions:
                     yield rollout
+
+
+def _history(folder: Path) -> pd.DataFrame:
+    """Read the columns `TRAINING_COLUMNS` of a training by GRPO, as written."""
+    return read_table(folder / "history.csv", words=True, columns=TRAINING_COLUMNS).filter(TRAINING_COLUMNS)
 
 
 def compare_rows(spec: Spec, project: Path = Path(), rows: Sequence[str] | None = None) -> EvaluationTables:
@@ -131,9 +173,9 @@ def compare_rows(spec: Spec, project: Path = Path(), rows: Sequence[str] | None 
     rows = evaluation_rows() if rows is None else rows
     results, folders = project / "results", [project / PLAYED / row for row in rows]
     outcomes = _frame(outcome for folder in folders for outcome in load(folder / "outcomes.jsonl", Outcome))
-    stages = [stage for stage in spending_stages() if stage in (*TRACE_STAGES, *rows)]
     ledgers = [
-        *(results / stage / "ledger.jsonl" for stage in stages),
+        *(results / stage / "ledger.jsonl" for stage in TRACE_STAGES),
+        *(folder / "spent.jsonl" for folder in folders),
         *(folder / "ledger.jsonl" for folder in folders),
     ]
     ledger = [entry for path in ledgers for entry in load(path, LedgerEntry)]
@@ -157,6 +199,10 @@ def compare_rows(spec: Spec, project: Path = Path(), rows: Sequence[str] | None 
         for folder in folders
         for point in load(folder / "curve.jsonl", CurveOutcomes)
     ]
+    trained = {row: folder for row, folder in zip(rows, folders, strict=True) if row in trained_baselines()}
+    histories = {ADAPTERS: results / ADAPTERS} | trained
+    training = pd.concat([_history(folder).assign(stage=stage) for stage, folder in histories.items()])
+    evaluation = replace(evaluation, training=training)
     if curve:
         # The last point of each curve is the row of the evaluation itself.
         last = evaluation.main[evaluation.main["method"].isin([row["method"] for row in curve])]
@@ -218,7 +264,7 @@ def _points(spec: Spec, row: str, project: Path) -> Iterator[CurvePoint]:
     results, stage = project / "results", {TRACE: ADAPTERS, GRPO: GRPO}.get(row)
     if stage is None or spec.curve.points < 2:
         return
-    trained = read_index(results / stage / "index.json")
+    trained = read_index(results / ("routes" if row == TRACE else row) / "index.json")
     for number in range(1, spec.curve.points):
         checkpoints = {
             name: _checkpoint(entry, stage, number, spec.curve.points, project) for name, entry in trained.items()

@@ -93,6 +93,8 @@ class EvaluationTables:
         metrics: for metrics.json.
         curve: one row per method and point of its training, see `captrain.comparison.evaluation`; None without points
             before the end.
+        training: one row per update of each adapter trained by GRPO: adapter, rollouts so far, mean reward, success
+            rate, share of informative groups, stage.
     """
 
     main: pd.DataFrame
@@ -102,6 +104,7 @@ class EvaluationTables:
     costs: pd.DataFrame
     metrics: Metrics
     curve: pd.DataFrame | None = None
+    training: pd.DataFrame | None = None
 
 
 def evaluate(
@@ -402,7 +405,7 @@ def interpret_difference(row: Mapping[str, Any], level: float = 0.05) -> str:
 
 def publish_evaluation(evaluation: EvaluationTables, folder: Path) -> None:
     """Write the tables as CSV (the costs as spent.csv, the curve if there is one) and metrics.json."""
-    for name in ("main", "differences", "kinds", "ledger", "costs", "curve"):
+    for name in ("main", "differences", "kinds", "ledger", "costs", "curve", "training"):
         frame: pd.DataFrame | None = getattr(evaluation, name)
         if frame is not None:
             path = folder / f"{'spent' if name == 'costs' else name}.csv"

@@ -3,10 +3,10 @@ from .exporting import export_environment as export_environment
 from .hub import send as send
 from .hub import write_shipment as write_shipment
 from .layout import init_project as init_project
+from .pipeline import code_digests as code_digests
 from .pipeline import number_stages as number_stages
 from .pipeline import pending_upgrade as pending_upgrade
 from .pipeline import prepare_dvc as prepare_dvc
-from .pipeline import publish_code as publish_code
 from .pipeline import remove_cut_off as remove_cut_off
 from .pipeline import run_pipeline as run_pipeline
 from .pipeline import run_stage as run_stage

@@ -1,6 +1,6 @@
 """The pipeline of a project: its stages, its runs, and its upgrade to another version of captrain.
 
-The stage `compose` writes a digest of each stage's code to `results/code.yaml`, and the digest is a param of the stage:
+The stage `compose` writes a digest of each stage's code to `results/spec.yaml`, and the digest is a param of the stage:
 a stage reruns if the code that it runs has changed. In captrain's own repository `compose` depends on all code. A
 project does not have it. There it depends on captrain.yaml, which `captrain upgrade` writes, so no stage runs again
 before that.
@@ -123,17 +123,15 @@ def stage_digests(components: Collection[str] | None = None) -> dict[str, str]:
     return {name: stage_digest(name, components) for name in dict.fromkeys(map(digested, shipped_stages()))}
 
 
-def publish_code(spec: Spec, path: Path) -> None:
-    """Publish a digest of each stage's code under a configuration; the stages depend on it (`dvc.yaml`)."""
+def code_digests(spec: Spec) -> dict[str, str]:
+    """Hash the code that each stage runs under a configuration; the stages depend on it (`dvc.yaml`)."""
     targets, values = set[str](), [*spec.model_dump(mode="json", by_alias=True).values()]
     while values:
         value = values.pop()
         values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
         if isinstance(value, dict) and isinstance(target := value.get("_target_"), str):
             targets.add(target)
-    digests = {name: text for name, text in stage_digests(targets).items() if name != "compose"}
-    head = "# Digests of the code that each stage runs, derived with the configuration.\n"
-    publish_text(path, head + yaml.safe_dump(digests, sort_keys=False))
+    return {name: text for name, text in stage_digests(targets).items() if name != "compose"}
 
 
 def versions_text(pipeline: str, stages: Mapping[str, str]) -> str:

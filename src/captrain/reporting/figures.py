@@ -31,7 +31,6 @@ from captrain.comparison import (
     label,
     read_published,
     reference,
-    trained_baselines,
     versus,
 )
 from captrain.errors import UserError
@@ -75,8 +74,7 @@ REQUIRED = (
     "evaluation/metrics.json",
     "capabilities/selection.json",
     "capabilities/stability.csv",
-    "adapters/history.csv",
-    "grpo_target/history.csv",
+    "evaluation/training.csv",
 )
 SMOOTH = 5
 """Number of updates that a training curve is averaged over."""
@@ -303,13 +301,10 @@ def training(results: Path, width: float = WIDTH) -> Figure:
 
     The first row has TRACE's adapters and GRPO on the target, the second those of the other trained baselines.
     """
-    histories = {stage: results / stage / "history.csv" for stage in ("adapters", *trained_baselines())}
-    lines = {
-        stage: list(read_table(path).groupby("adapter", sort=False))
-        for stage, path in histories.items()
-        if path.exists()
-    }
-    own, grpo = lines.pop("adapters"), lines.pop(GRPO)
+    table = evaluation_table(results / "evaluation", "training")
+    stages = table.groupby("stage", sort=False)
+    lines = {str(stage): list(updates.groupby("adapter", sort=False)) for stage, updates in stages}
+    own, grpo = lines.pop("adapters", []), lines.pop(GRPO, [])
     further = [line for adapters in lines.values() for line in adapters]
     rows = [adapters for adapters in (own + grpo, further) if adapters] or [own + grpo]
     panels = {"reward": "mean reward", "success": "success rate", "informative": "share of informative groups"}

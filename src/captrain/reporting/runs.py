@@ -92,7 +92,7 @@ def find_run(name: str, root: Path) -> ComparedRun:
 
     version = parsed(VERSIONS).get("captrain")
     settings: dict[str, object] = {} if version is None else {"captrain": version}
-    settings |= {key: value for key, value in flat(parsed(SPEC)).items() if not key.startswith("machine.")}
+    settings |= {key: value for key, value in flat(parsed(SPEC)).items() if not key.startswith(("machine.", "code."))}
     try:
         candidates = parsed(CAPABILITIES)["candidates"] if CAPABILITIES in texts else []
         capabilities = {row["id"]: f"gap {row['gap']:.3f}" for row in candidates if row["selected"]}

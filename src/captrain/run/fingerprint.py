@@ -1,7 +1,7 @@
 """Fingerprints of work: a digest of its code and of its input.
 
 `reached_code` finds the code that decides a result: the definitions that a script or module reaches, without comments
-and docstrings. Stages are keyed by it (`results/code.yaml`), and so is everything that can be resumed (journals,
+and docstrings. Stages are keyed by it (`code` in results/spec.yaml). So is everything that can be resumed (journals,
 workspaces, cluster jobs), so changed code never resumes the work of other code.
 
 The package `run`, the machine and the paths of files do not count: they decide where work runs and not its result.

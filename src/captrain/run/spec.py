@@ -271,6 +271,8 @@ class Choice(Section):
 
 
 S = TypeVar("S", bound=Section)
+CODE = "code"
+"""Key of the digests of code in results/spec.yaml."""
 
 
 def load_choice(path: Path) -> Choice:
@@ -350,12 +352,22 @@ def load_spec(path: Path = Path("results/spec.yaml")) -> Spec:
         UserError: the file is missing, corrupt, or does not match the schema.
     """
     remedy = "run `dvc repro compose` to derive it again"
-    return _validated(Spec, read_yaml(path, object, remedy), f"{path}: ", remedy)
+    content = read_yaml(path, object, remedy)
+    if isinstance(content, dict):
+        content.pop(CODE, None)
+    return _validated(Spec, content, f"{path}: ", remedy)
 
 
-def publish_spec(spec: Spec, path: Path) -> None:
-    """Publish the configuration as YAML, with keys in the order of the schema."""
-    text = yaml.safe_dump(spec.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+def publish_spec(spec: Spec, path: Path, code: Mapping[str, str] | None = None) -> None:
+    """Publish the configuration as YAML, with keys in the order of the schema.
+
+    Args:
+        spec: the configuration.
+        path: of the file.
+        code: digest of the code that each stage runs, on which the stages depend (`dvc.yaml`).
+    """
+    content = spec.model_dump(mode="json", by_alias=True) | ({CODE: dict(code)} if code else {})
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     publish_text(path, f"# Derived from params.yaml and conf/; change those, not this.\n{text}")
 
 

@@ -403,12 +403,17 @@ class GEPABaseline(Baseline):
     def compute(self, spec: Spec) -> str:
         """See `Baseline.compute`."""
         result = optimise(spec, Path("artifacts/base"), budget(trace_ledger()))
-        publish_gepa(result, Path("results") / self.name)
+        self._publish(result)
         return "\n".join([f"{counted(len(result.best.lines), 'line')} of guidance", *result.best.lines])
 
     def publish_nothing(self) -> None:
         """See `Baseline.publish_nothing`."""
-        publish_gepa(None, Path("results") / self.name)
+        self._publish(None)
+
+    def _publish(self, result: GEPAResult | None) -> None:
+        publish_gepa(result, Path("results") / self.name)
+        # Every row has a folder of adapters; this one has no adapter.
+        Path("artifacts", self.name).mkdir(parents=True, exist_ok=True)
 
 
 BASELINE = GEPABaseline(name=NAME, label="GEPA", order=2, on_target=True)
