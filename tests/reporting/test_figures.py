@@ -86,7 +86,7 @@ def test_changed_numbers_change_the_figure(tmp_path: Path, drawn: dict[str, str]
 
 def test_a_run_that_selected_nothing_has_all_figures(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results")
-    publish_text(results / "adapters/history.csv", "adapter,step,rollouts,reward,success,informative\n")
+    publish_text(results / "evaluation/training.csv", "adapter,rollouts,reward,success,informative,stage\n")
     selection = json.loads((results / "capabilities/selection.json").read_text())
     publish_json(results / "capabilities/selection.json", selection | {"candidates": []})
     assert len(draw(results, tmp_path / "out")) == 14
@@ -100,14 +100,14 @@ def test_a_run_that_selected_nothing_has_all_figures(tmp_path: Path) -> None:
         "evaluation/kinds.csv",
         "capabilities/selection.json",
         "capabilities/stability.csv",
-        "adapters/history.csv",
-        "grpo_target/history.csv",
+        "evaluation/training.csv",
     ],
 )
 def test_a_missing_result_names_the_stage_that_makes_it(tmp_path: Path, missing: str) -> None:
     results = make_results(tmp_path / "results")
     (results / missing).unlink()
-    with pytest.raises(UserError, match=f"dvc repro {missing.split('/')[0]}"):
+    stage = missing.split("/")[0].replace("evaluation", "comparison")
+    with pytest.raises(UserError, match=f"dvc repro {stage}`"):
         draw(results, tmp_path / "out")
 
 

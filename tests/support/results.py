@@ -82,12 +82,14 @@ def make_results(results: Path) -> Path:
     publish_json(results / "evaluation/metrics.json", {"confidence": 0.95})
     publish_text(results / "evaluation/differences.csv", DIFFERENCES)
     names = {"adapters": ["check_first", "copy_exactly"], "grpo_target": ["grpo_target"]}
-    for stage, adapters in names.items():
-        rows = [f"{name},{step},{step * 40},{step / 9},{step / 9},0.5" for name in adapters for step in range(1, 9)]
-        publish_text(
-            results / stage / "history.csv",
-            "\n".join(["adapter,step,rollouts,reward,success,informative", *rows]) + "\n",
-        )
+    rows = [
+        f"{name},{step * 40},{step / 9},{step / 9},0.5,{stage}"
+        for stage, adapters in names.items()
+        for name in adapters
+        for step in range(1, 9)
+    ]
+    columns = "adapter,rollouts,reward,success,informative,stage"
+    publish_text(results / "evaluation/training.csv", "\n".join([columns, *rows]) + "\n")
     candidates = [candidate("check_first", 0.45, 0.3, True), candidate("copy_exactly", 0.1, 0.12, False)]
     undefined = candidate("never_used", 0.0, 0.0, False) | {"gap": None, "gap_low": None, "gap_high": None}
     publish_json(results / "capabilities/selection.json", account([*candidates, undefined]))
