@@ -93,28 +93,36 @@ def write_rollouts(size: int, path: Path) -> None:
 def prepare_project(size: int, folder: Path) -> None:
     """Make a project with the committed results, and with equally many discovery and evaluation rollouts."""
     from captrain.capabilities import ProgrammaticAnalyst, label_runs
+    from captrain.comparison import BASE, PLAYED, TRACE
     from captrain.records import Rollout, digest, load, read_index
 
     shutil.copytree(ROOT / "results", folder / "results", ignore=shutil.ignore_patterns("sweeps", "studies"))
     for name in ("dvc.yaml", "dvc.lock"):
         shutil.copy(ROOT / name, folder / name)
     adapters = read_index(folder / "results/adapters/index.json")
-    arms = [None, *(entry.digest for entry in adapters.values())]
-    discovery, tests = folder / "artifacts/rollouts/discovery.jsonl", folder / "artifacts/evaluation/rollouts.jsonl"
+    arms = [(BASE, None), *((name, entry.digest) for name, entry in adapters.items())]
+    discovery, tests = folder / "artifacts/rollouts/discovery.jsonl", folder / PLAYED / TRACE / "rollouts.jsonl"
     write_rollouts(size // 2, discovery)
     write_rollouts(size - size // 2, tests)
     lines = [*islice(discovery.open(), len(shipped_rows()))]
     (folder / "seed.jsonl").write_text("".join(lines), encoding="utf-8")
-    with tests.with_suffix(".tmp").open("w", encoding="utf-8") as file, tests.open(encoding="utf-8") as rollouts:
+    with (
+        tests.with_suffix(".tmp").open("w", encoding="utf-8") as file,
+        tests.with_name("outcomes.jsonl").open("w", encoding="utf-8") as outcomes,
+        tests.open(encoding="utf-8") as rollouts,
+    ):
         for number, line in enumerate(rollouts):
-            row = json.loads(line)
+            row, (arm, adapter) = json.loads(line), arms[number // len(lines) % len(arms)]
             row["task"] |= {"id": f"test/{row['task']['id']}", "split": "test"}
             row |= {
                 "id": digest("test", number)[:12],
-                "adapter": arms[number // len(lines) % len(arms)],
+                "adapter": adapter,
                 "purpose": "evaluation",
             }
             file.write(json.dumps(row) + "\n")
+            outcome = {"task": row["task"]["id"], "kind": "", "arm": arm, "stage": "adapters" if adapter else ""}
+            outcome |= {"trial": row["trial"], "outcome": row["outcome"], "reward": row["score"]["reward"]}
+            outcomes.write(json.dumps(outcome) + "\n")
     tests.with_suffix(".tmp").replace(tests)
     rollouts = load(folder / "seed.jsonl", Rollout)
     _, rows = label_runs(ProgrammaticAnalyst(), rollouts, [], 1, 0)

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from captrain.comparison import compare_rows, joined_rollouts, publish_evaluation
-from captrain.records import publish
+from captrain.comparison import compare_rows, publish_evaluation
 from captrain.run import entry_point, load_spec
 
 
 @entry_point
 def main() -> str:
-    """Rows of the evaluation, routes, ledgers -> artifacts/evaluation, results/evaluation."""
+    """Rows of the evaluation, routes, ledgers -> results/evaluation."""
     evaluation = compare_rows(load_spec())
-    publish(Path("artifacts/evaluation/rollouts.jsonl"), joined_rollouts())
     publish_evaluation(evaluation, Path("results/evaluation"))
     return f"{len(evaluation.main)} methods compared"
 

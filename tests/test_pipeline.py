@@ -13,6 +13,7 @@ import yaml
 from support.needs import further
 from support.smoke import BIN, STAGES, Repository
 
+from captrain.comparison import played
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, load
 
@@ -110,7 +111,7 @@ def test_a_changed_baseline_is_evaluated_alone(spare: Repository) -> None:
 
 def test_without_alternatives_the_same_rows_cost_fewer_rollouts_of_evaluation(spare: Repository) -> None:
     before = pd.read_csv(spare.folder / "results/evaluation/main.csv").set_index("method")
-    played = load(spare.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
+    plays = len([*played(spare.folder)])
     spare.choose("evaluation.alternatives=false", "causality.run=false")
     spare.call("captrain", "run")
     after = pd.read_csv(spare.folder / "results/evaluation/main.csv").set_index("method")
@@ -118,7 +119,7 @@ def test_without_alternatives_the_same_rows_cost_fewer_rollouts_of_evaluation(sp
     assert {"bound:oracle", "bound:random", "router:classifier"} <= gone
     assert all(name.startswith(("bound:", "router:")) or name == "single_share" for name in gone)
     assert after.equals(before.loc[after.index])
-    assert len(load(spare.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)) < len(played)
+    assert len([*played(spare.folder)]) < plays
     assert "Test split" in spare.call("captrain", "results")
 
 
@@ -192,9 +193,10 @@ def test_both_sides_of_the_comparison_spend_the_same_rollouts_and_every_one_is_c
     assert spent["rollouts"] == len(rollouts(project))
     spec = yaml.safe_load((folder / "spec.yaml").read_text())
     assert {entry.rollouts for entry in ledger["adapters"]} == {spec["adapters"]["rollouts"]}
-    played = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
     table = pd.read_csv(folder / "evaluation/ledger.csv")
-    assert sum(row["rollouts"] for row in table.to_dict("records") if row["stage"] == "evaluation") == len(played)
+    assert sum(row["rollouts"] for row in table.to_dict("records") if row["stage"] == "evaluation") == len(
+        [*played(project.folder)]
+    )
 
 
 def test_the_curve_of_a_training_ends_in_the_table_and_counts_what_was_spent_on_the_way(project: Repository) -> None:
@@ -223,7 +225,7 @@ def test_the_curve_of_a_training_ends_in_the_table_and_counts_what_was_spent_on_
 
 def test_splits_never_mix_and_every_record_is_token_exact(project: Repository) -> None:
     calibration = load(project.folder / "artifacts/environments/calibration.jsonl", Rollout)
-    test = load(project.folder / "artifacts/evaluation/rollouts.jsonl", Rollout)
+    test = [play.rollout for play in played(project.folder)]
     for purpose, split, records in (
         ("diagnosis", "discovery", rollouts(project)),
         ("calibration", "training", calibration),

@@ -165,7 +165,7 @@ READ: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "results/adapters/index.json": (("report", "--out", "OUT"),),
     "results/environments/invalid_call.passport.json": (("report", "--out", "OUT"),),
     "artifacts/rollouts/discovery.jsonl": (("report", "--out", "OUT"),),
-    "artifacts/evaluation/rollouts.jsonl": (("compare", ".", "."),),
+    "artifacts/played/trace/rollouts.jsonl": (("compare", ".", "."),),
     "params.yaml": (("plan",),),
 }
 """Files of a project, and commands that read them."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.results import account
+from support.results import account, publish_played
 
 import captrain
 from captrain.errors import UserError
@@ -66,8 +66,8 @@ def project(tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> Path
     for name, text in TABLES.items():
         publish_text(results / name, text)
     publish(artifacts / "rollouts/discovery.jsonl", [played("d0", None, False, "diagnosis")])
-    evaluated = [played("e0", None, False, "evaluation"), played("e1", "feed", True, "evaluation")]
-    publish(artifacts / "evaluation/rollouts.jsonl", evaluated)
+    before, after = played("e0", None, False, "evaluation"), played("e1", "feed", True, "evaluation")
+    publish_played(tmp_path, {"base": [before], "wrong_record": [after]})
     labels = {"wrong_record": Label(verdict="LACKING", message=2), "reply_wording": Label(verdict="NA")}
     publish(
         artifacts / "labels/labels.jsonl",
@@ -124,18 +124,11 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
         getattr(captrain, name)(tmp_path)
 
 
-def test_prompts_and_compositions_are_separate_arms(project: Path) -> None:
-    publish_json(
-        project / "results/gepa/index.json",
-        {"gepa": {"digest": "d", "path": "", "guidance": ["Look first."], "rollouts": 80, "discarded": 0}},
-    )
-    path = project / "artifacts/evaluation/rollouts.jsonl"
-    more = [
-        played("g0", None, True, "evaluation").model_copy(update={"policy": "p1"}),
-        played("c0", "beef", True, "evaluation"),
-    ]
-    publish(path, [*captrain.load_rollouts(project, "evaluation"), *more])
-    assert captrain.load_outcomes(project)["arm"].tolist() == ["base", "wrong_record", "gepa", "beef"]
+def test_outcomes_name_the_arm_that_played(project: Path) -> None:
+    one, two = (played(name, "feed", True, "evaluation") for name in ("e1", "e2"))
+    publish_played(project, {"base": [played("e0", None, False, "evaluation")], "a": [one], "0.5*a+0.5*b": [two]})
+    assert captrain.load_outcomes(project)["arm"].tolist() == ["base", "a", "0.5*a+0.5*b"]
+    assert [rollout.id for rollout in captrain.load_rollouts(project, "evaluation")] == ["e0", "e1", "e2"]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -14,7 +14,7 @@ from support.browser import Browser
 from support.figures import digests
 from support.finished import Captrain
 from support.needs import further
-from support.results import causal_tables
+from support.results import causal_tables, publish_played
 
 from captrain.capabilities.selection import select
 from captrain.cli import app
@@ -135,16 +135,18 @@ def made(root: Path) -> Path:
     results, artifacts = root / "results", root / "artifacts"
     discovery = [played(f"d{i:03d}", "discovery", i, 0, i % 5 > 2) for i in range(30)]
     arms = (None, "feed")
-    evaluation = [
-        played(f"e{arm or 'base'}{i}{trial}", "test", i, trial, arm == "feed" and i % 2 == 0, arm)
+    evaluation = {
+        "check_first" if arm else "base": [
+            played(f"e{arm or 'base'}{i}{trial}", "test", i, trial, arm == "feed" and i % 2 == 0, arm)
+            for i in range(6)
+            for trial in range(2)
+        ]
         for arm in arms
-        for i in range(6)
-        for trial in range(2)
-    ]
+    }
     labels = labelled(discovery)
     chosen = select(labels, CANDIDATES, LIMITS, 2, 0)
     publish(artifacts / "rollouts/discovery.jsonl", discovery)
-    publish(artifacts / "evaluation/rollouts.jsonl", evaluation)
+    publish_played(root, evaluation)
     publish(artifacts / "labels/labels.jsonl", labels)
     publish(results / "labels/candidates.jsonl", CANDIDATES)
     publish(results / "capabilities/capabilities.jsonl", chosen.capabilities)
@@ -516,7 +518,7 @@ CORRUPT = {
     "sweeps/rollouts.csv": "captrain-sweep",
     "../artifacts/rollouts/discovery.jsonl": "rollouts",
     "../artifacts/labels/labels.jsonl": "labels",
-    "../artifacts/evaluation/rollouts.jsonl": "comparison",
+    "../artifacts/played/trace/rollouts.jsonl": "evaluation@trace",
 }
 
 

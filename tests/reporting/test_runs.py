@@ -1,11 +1,13 @@
 """`captrain compare`: two runs side by side, from folders and from commits."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from support.finished import Captrain, commit, initialise
+from support.results import publish_played
 
-from captrain.records import Rollout, Score, Task, publish, publish_json, publish_text
+from captrain.records import Rollout, Score, Task, publish_json, publish_text
 from captrain.reporting.runs import Rate, difference
 
 MAIN = "method,label,pass_rate,low,high,tasks\nbase,base,{base},0.3,0.5,40\ntrace,TRACE,{trace},{low},{high},40\n"
@@ -26,17 +28,18 @@ def write_run(folder: Path, delta: float, trace: float, seed: int = 0) -> Path:
 def play(folder: Path, passes: dict[str, list[int]], *, data: str = "") -> None:
     """Write one rollout for each task, by adapter or "base", in the order of the tasks."""
     tasks = [Task(id=f"desk/test/{number}", split="test", data={"number": number, "of": data}) for number in range(40)]
-    rollouts = [
-        Rollout(
-            id=f"{arm}{number}", environment="desk", task=task, trial=0, purpose="evaluation", policy="p",
-            adapter=None if arm == "base" else arm, messages=[], outcome="passed" if passed else "failed",
-            score=Score(reward=float(passed), success=bool(passed)),
-        )
+    rollouts = {
+        arm: [
+            Rollout(
+                id=f"{arm}{number}", environment="desk", task=task, trial=0, purpose="evaluation", policy="p",
+                adapter=None if arm == "base" else arm, messages=[], outcome="passed" if passed else "failed",
+                score=Score(reward=float(passed), success=bool(passed)),
+            )
+            for number, (task, passed) in enumerate(zip(tasks, outcomes, strict=True))
+        ]
         for arm, outcomes in passes.items()
-        for number, (task, passed) in enumerate(zip(tasks, outcomes, strict=True))
-    ]  # fmt: skip
-    publish(folder / "artifacts/evaluation/rollouts.jsonl", rollouts)
-    publish_json(folder / "results/adapters/index.json", {"check_first": {"path": "a", "digest": "check"}})
+    }  # fmt: skip
+    publish_played(folder, rollouts)
     rows = [f"{task.id},,check_first" for task in tasks]
     publish_text(folder / "results/routes/routes.csv", "\n".join(["task,kind,chosen", *rows]) + "\n")
 
@@ -46,7 +49,7 @@ def test_runs_on_the_same_tasks_are_paired_by_task_and_others_are_not(tmp_path: 
     base = [1] * 16 + [0] * 24
     for name, count in (("one", 20), ("two", 24)):
         write_run(tmp_path / name, 0.2, count / 40)
-        play(tmp_path / name, {"base": base, "check": [1] * count + [0] * (40 - count)})
+        play(tmp_path / name, {"base": base, "check_first": [1] * count + [0] * (40 - count)})
     status, out, err = captrain(tmp_path, "compare", "one", "two")
     assert status == 0, err
     trace = next(line for line in out.splitlines() if "TRACE" in line)
@@ -54,12 +57,12 @@ def test_runs_on_the_same_tasks_are_paired_by_task_and_others_are_not(tmp_path: 
     low, high = (float(word) for word in trace.replace("│", " ").split() if word[0] in "+-" and word != "+0.100")
     assert low == pytest.approx(0.025, abs=0.026) and high == pytest.approx(0.2, abs=0.026)
     assert trace.count("yes") == 1 and "+0.000 to +0.000" in out and "Paired by task." in out
-    play(tmp_path / "two", {"base": base, "check": [1] * 24 + [0] * 16}, data="another desk")
+    play(tmp_path / "two", {"base": base, "check_first": [1] * 24 + [0] * 16}, data="another desk")
     out = captrain(tmp_path, "compare", "one", "two")[1]
     trace = next(line for line in out.splitlines() if "TRACE" in line)
     assert "the tasks or trials differ" in " ".join(out.split())
     assert "Compared as two independent runs" in out and "Paired" not in out
-    (tmp_path / "two/artifacts/evaluation/rollouts.jsonl").unlink()
+    shutil.rmtree(tmp_path / "two/artifacts/played")
     assert "the rollouts of two are not here" in " ".join(captrain(tmp_path, "compare", "one", "two")[1].split())
 
 

@@ -1,11 +1,13 @@
-"""The smallest results folder from which every figure can be drawn."""
+"""Small results of a run: for every figure, and what arms played."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from captrain.capabilities import SelectionAccount
-from captrain.records import publish_json, publish_text
+from captrain.comparison import BASE, PLAYED, TRACE
+from captrain.comparison.arms import Arm, outcomes_of
+from captrain.records import Rollout, publish, publish_json, publish_text
 
 DIFFERENCES = """first,second,difference,low,high,better,worse,p,distinguishable,effect,p_holm
 trace,base,0.2,0.1,0.3,5,0,0.001,True,0.4,0.002
@@ -96,3 +98,13 @@ def make_results(results: Path) -> Path:
     runs = [f"{run},{one['id']},0.4,0.2,True" for run in range(10) for one in candidates]
     publish_text(results / "capabilities/stability.csv", "\n".join(["run,capability,gap,coverage,kept", *runs]) + "\n")
     return results
+
+
+def publish_played(project: Path, arms: Mapping[str, Sequence[Rollout]]) -> None:
+    """Write what arms played on the test split: the base in its row, the others in TRACE's."""
+    rows = {BASE: [BASE], TRACE: [name for name in arms if name != BASE]}
+    for row, names in rows.items():
+        played = [(Arm(name, "" if name == BASE else "adapters"), arms.get(name, ())) for name in names]
+        folder = project / PLAYED / row
+        publish(folder / "rollouts.jsonl", [rollout for _, rollouts in played for rollout in rollouts])
+        publish(folder / "outcomes.jsonl", [one for arm, rollouts in played for one in outcomes_of(arm, rollouts)])

@@ -33,8 +33,8 @@ from .differences import versus as versus
 from .evaluation import PLAYED as PLAYED
 from .evaluation import compare_rows as compare_rows
 from .evaluation import evaluation_rows as evaluation_rows
-from .evaluation import joined_rollouts as joined_rollouts
 from .evaluation import play_row as play_row
+from .evaluation import played as played
 from .evaluation import publish_row as publish_row
 from .points import WORKSPACES as WORKSPACES
 from .points import SweepPoint as SweepPoint
@@ -55,7 +55,6 @@ from .rows import IDLE as IDLE
 from .rows import ORACLE as ORACLE
 from .rows import RANDOM as RANDOM
 from .rows import TRACE as TRACE
-from .rows import Arms as Arms
 from .rows import arm_indices as arm_indices
 from .rows import headline_methods as headline_methods
 from .rows import is_supervised as is_supervised

@@ -30,7 +30,7 @@ from captrain.capabilities import Analyst, LabelRequest, fault_of
 from captrain.comparison.arms import COMPOSED, Outcome
 from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER, specialist_name
 from captrain.comparison.baselines.registry import baselines
-from captrain.comparison.evaluation import PLAYED, evaluation_rows, played_rollouts
+from captrain.comparison.evaluation import PLAYED, evaluation_rows, played
 from captrain.comparison.rows import ADAPTERS, BASE
 from captrain.comparison.tables import OUTCOMES
 from captrain.ledger import guard_split
@@ -120,11 +120,8 @@ def measure_causality(
             places.setdefault(outcome.arm, {})[outcome.task, outcome.trial] = OUTCOMES[outcome.outcome]
             if outcome.stage not in ("", COMPOSED, *prompted):
                 stages[outcome.arm] = outcome.stage
-    failures = [
-        rollout
-        for outcome, rollout in played_rollouts(BASE, project)
-        if outcome.outcome == "failed" and fault_of(rollout) is None
-    ]
+    plays = (play.rollout for play in played(project, [BASE]))
+    failures = [rollout for rollout in plays if rollout.outcome == "failed" and fault_of(rollout) is None]
     guard_split([rollout.task for rollout in failures], "evaluation")
     verdicts = analyst.label([LabelRequest(0, rollout, capabilities) for rollout in failures], tools)
     labels = [

@@ -22,7 +22,6 @@ import pandas as pd
 from captrain.agents import LIBRARIES
 from captrain.benchmarks import load_benchmark, overlapping_tasks
 from captrain.comparison.arms import (
-    COMPOSED,
     CONTROLS,
     Arm,
     ArmBatch,
@@ -43,6 +42,7 @@ from captrain.comparison.differences import ComparisonRow
 from captrain.comparison.rows import ADAPTERS, BASE, GRPO, IDLE, TRACE, controls_of, label
 from captrain.comparison.tables import OUTCOMES, EvaluationTables, evaluate, mark_overlap
 from captrain.environments import read_passports
+from captrain.errors import UserError
 from captrain.ledger import LedgerEntry, ledger_entry
 from captrain.models import CHECKPOINTS, Adapter, checkpoint_marks, require_trained
 from captrain.records import (
@@ -57,7 +57,7 @@ from captrain.records import (
     read_table,
     scan,
 )
-from captrain.run import Spec, launch
+from captrain.run import Spec, launch, repro
 from captrain.statistics import Bootstrap, mean, summarise
 
 COLUMNS = ["method", "label", "point", "rollouts_spent", "pass_rate", "low", "high", "tasks", "errors"]
@@ -137,21 +137,34 @@ def publish_row(played: PlayedRow, folder: Path) -> None:
         publish_text(folder / "history.csv", played.history.to_csv(index=False))
 
 
-def played_rollouts(row: str, project: Path = Path()) -> Iterator[tuple[Outcome, Rollout]]:
-    """Yield what a row played, with the outcomes."""
-    folder = project / PLAYED / row
-    acting = (outcome for outcome in load(folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
-    for outcome, (_, rollout) in zip(acting, scan(folder / "rollouts.jsonl", Rollout), strict=True):
-        yield outcome, rollout
+class Played(NamedTuple):
+    """A rollout of the evaluation with its outcome, its file in the project, and the byte at which its line begins."""
+
+    outcome: Outcome
+    rollout: Rollout
+    file: Path
+    place: int
 
 
-def joined_rollouts(project: Path = Path()) -> Iterator[Rollout]:
-    """Yield the rollouts of all rows in the order of the rows. Rollouts of compositions come last."""
-    for of_compositions in (False, True):
-        for row in evaluation_rows():
-            for outcome, rollout in played_rollouts(row, project):
-                if (outcome.stage == COMPOSED) == of_compositions:
-                    yield rollout
+def played(project: Path = Path(), rows: Sequence[str] | None = None) -> Iterator[Played]:
+    """Yield the rollouts of rows, in the order of `evaluation_rows`.
+
+    Args:
+        project: folder of artifacts/.
+        rows: the rows; None for all that were played.
+
+    Raises:
+        UserError: a file is missing or corrupt.
+    """
+    rows = [row for row in evaluation_rows() if (project / PLAYED / row).exists()] if rows is None else rows
+    if not rows:
+        raise UserError(f"{project / PLAYED} is missing", f"run `{repro('comparison', project)}`")
+    for row in rows:
+        folder = PLAYED / row
+        acting = (outcome for _, outcome in scan(project / folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
+        file = folder / "rollouts.jsonl"
+        for outcome, (place, rollout) in zip(acting, scan(project / file, Rollout), strict=True):
+            yield Played(outcome, rollout, file, place)
 
 
 def _history(folder: Path) -> pd.DataFrame:

@@ -4,9 +4,6 @@ An arm is a played agent: the base, an adapter, a prompt, or a composition of ad
 arm for each task. So routers, controls and bounds cost no rollouts beyond those of the arms. The cost of a method is
 the sum of the ledger entries of its stages; diagnosis and calibration count as much as training. Methods are compared
 at equal totals, and the table says which ones are not.
-
-Rollouts record digests of policy and adapter. `Arms` maps these back to the names in the stages' indices, for reports
-and the causal test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +22,7 @@ from captrain.comparison.baselines.baseline import (
 from captrain.comparison.baselines.registry import acting_stages, baselines
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
-from captrain.records import IndexEntry, Rollout, counted, read_index, read_json
+from captrain.records import IndexEntry, counted, read_index, read_json
 from captrain.run import repro
 
 ADAPTERS = "adapters"
@@ -239,32 +236,3 @@ def arm_indices(root: Path) -> dict[str, list[tuple[str, IndexEntry]]]:
         for stage, path in paths.items()
         if stage == ADAPTERS or path.exists()
     }
-
-
-class Arms:
-    """Maps the evaluation's rollouts to the names of their arms. Rollouts must come in the order they were played.
-
-    Args:
-        root: of the project.
-
-    Attributes:
-        stages: adapter arm -> its stage.
-    """
-
-    def __init__(self, root: Path) -> None:
-        indices = arm_indices(root)
-        entries = [(name, row) for index in indices.values() for name, row in index]
-        self._adapters = {row.digest: name for name, row in reversed(entries) if row.path}
-        self.stages = {name: stage for stage, index in indices.items() for name, row in index if row.path}
-        # The base plays first, then the prompts in the order of their stages.
-        self._guided = [BASE, *(name for name, row in entries if row.guidance)]
-        self._policies: dict[str, str] = {}
-
-    def of(self, rollout: Rollout) -> str:
-        """Return the arm of the next rollout."""
-        policies = self._policies
-        if rollout.policy not in policies:
-            more = len(policies) < len(self._guided)
-            policies[rollout.policy] = self._guided[len(policies)] if more else rollout.policy
-        adapter = rollout.adapter
-        return self._adapters.get(adapter, adapter) if adapter else policies[rollout.policy]

@@ -4,14 +4,13 @@ Each loader takes the root of a project and reads the files of one stage; it com
 `UserError` that names the file and the stage. The package imports this module when a loader is first used.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
 from captrain.capabilities import read_selection
-from captrain.comparison import Arms, acting_stages, arm_indices, evaluation_table, published, spending_stages
+from captrain.comparison import acting_stages, arm_indices, evaluation_table, played, published, spending_stages
 from captrain.errors import UserError
 from captrain.ledger import LedgerEntry
 from captrain.records import Capability, Passport, Rollout, RolloutLabels, load, read_json, read_table
@@ -22,8 +21,8 @@ Root = Path | str
 ROLLOUTS = {
     "diagnosis": "artifacts/rollouts/discovery.jsonl",
     "calibration": "artifacts/environments/calibration.jsonl",
-    "evaluation": "artifacts/evaluation/rollouts.jsonl",
 }
+"""Files of rollouts by purpose. Those of the evaluation are in a folder for each row (`captrain.comparison.PLAYED`)."""
 
 
 def load_spec(root: Root = ".") -> Spec:
@@ -44,6 +43,8 @@ def load_rollouts(
     >>> rollout.outcome, len(rollout.messages)
     ('failed', 3)
     """
+    if purpose == "evaluation":
+        return [play.rollout for play in played(Path(root))]
     return load(Path(root) / ROLLOUTS[purpose], Rollout)
 
 
@@ -133,31 +134,23 @@ def load_routes(root: Root = ".") -> pd.DataFrame:
     return read_table(_required(root, "results/routes/routes.csv", "routes"), words=True)
 
 
-def load_outcomes(root: Root = ".", rollouts: Sequence[Rollout] | None = None) -> pd.DataFrame:
+def load_outcomes(root: Root = ".") -> pd.DataFrame:
     """Load the outcomes of the evaluation, a row for each rollout: rollout, task, kind, arm, trial, outcome, reward,
     prompt and completion tokens.
 
-    An arm is "base" or the name of an adapter or prompt in its stage. A composition of adapters is named by its digest.
-    Pass `rollouts` if you have already loaded those of the evaluation.
+    An arm is "base" or the name of an adapter, a prompt or a composition of adapters.
 
     >>> captrain.load_outcomes().pivot(index="task", columns="arm", values="reward").to_dict("records")
     [{'base': 0.0, 'wrong_record': 1.0}]
     """
-    arms = Arms(Path(root))
-    rollouts = load_rollouts(root, "evaluation") if rollouts is None else rollouts
     rows = [
         {
-            "rollout": record.id,
-            "task": record.task.id,
-            "kind": str(record.task.data.get("kind", "")),
-            "arm": arms.of(record),
-            "trial": record.trial,
-            "outcome": record.outcome,
-            "reward": record.score.reward if record.score else None,
-            "prompt_tokens": record.usage.prompt_tokens,
-            "completion_tokens": record.usage.completion_tokens,
+            "rollout": play.rollout.id,
+            **play.outcome.model_dump(include={"task", "kind", "arm", "trial", "outcome", "reward"}),
+            "prompt_tokens": play.rollout.usage.prompt_tokens,
+            "completion_tokens": play.rollout.usage.completion_tokens,
         }
-        for record in rollouts
+        for play in played(Path(root))
     ]
     return pd.DataFrame(rows).astype({"reward": float})
 

@@ -26,13 +26,13 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from captrain.capabilities import titled
-from captrain.comparison import CONFIDENCE, OUTCOMES, TRACE, WORKSPACES, Arms, all_routes
+from captrain.comparison import CONFIDENCE, OUTCOMES, PLAYED, TRACE, WORKSPACES, all_routes, played
 from captrain.errors import UserError
-from captrain.records import JsonObject, Rollout, digest, parse_table, parse_yaml, read_bytes, scan
+from captrain.records import JsonObject, digest, parse_table, parse_yaml, read_bytes
 from captrain.statistics import Bootstrap
 
 SPEC, MAIN, CAPABILITIES = "results/spec.yaml", "results/evaluation/main.csv", "results/capabilities/selection.json"
-VERSIONS, ROLLOUTS = "captrain.yaml", "artifacts/evaluation/rollouts.jsonl"
+VERSIONS = "captrain.yaml"
 FILES = (SPEC, MAIN, CAPABILITIES, VERSIONS)
 REMEDY = "make it again, or restore it"
 SETTINGS = 40
@@ -213,7 +213,7 @@ def _pairs(first: ComparedRun, second: ComparedRun) -> tuple[dict[str, tuple[flo
         Difference, low and high by method; and why there are none, "" otherwise.
     """
     for run in (first, second):
-        if run.folder is None or not (run.folder / ROLLOUTS).exists():
+        if run.folder is None or not (run.folder / PLAYED).exists():
             return {}, f" (the rollouts of {run.name} are not here)"
     (tasks, before), (other_tasks, after) = _task_rates(first), _task_rates(second)
     if not tasks or tasks != other_tasks:
@@ -236,11 +236,11 @@ def _task_rates(run: ComparedRun) -> tuple[dict[tuple[str, int], str], dict[str,
         methods whose arms are known.
     """
     folder = run.folder or Path()
-    digests, arms = dict[tuple[str, int], str](), Arms(folder)
+    digests = dict[tuple[str, int], str]()
     outcomes: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for _, rollout in scan(folder / ROLLOUTS, Rollout):
+    for outcome, rollout, *_ in played(folder):
         digests[rollout.task.id, rollout.trial] = digest(rollout.task.model_dump())
-        outcomes[arms.of(rollout), rollout.task.id].append(OUTCOMES[rollout.outcome])
+        outcomes[outcome.arm, outcome.task].append(OUTCOMES[outcome.outcome])
     if not (folder / "results/routes/routes.csv").exists():
         return digests, {}
     rates = dict[tuple[str, str], float]()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, TypedDict
 
 from captrain.capabilities import is_majority, labels_of_rollouts
-from captrain.comparison import Arms, acting_stages
+from captrain.comparison import BASE, PLAYED, acting_stages, evaluation_rows, played
 from captrain.contract import calls_of
 from captrain.records import IndexEntry, JsonObject, Message, Rollout, RolloutLabels, censored, scan
 from captrain.reporting.loaders import ROLLOUTS
@@ -117,13 +117,12 @@ class Archive(ExitStack):
         self._files: dict[str, BinaryIO] = {}
         for stage in acting_stages():  # read all, so that a corrupt one is named
             files.document(root, f"results/{stage}/index.json", stage, dict[str, IndexEntry])
-        adapters = files.document(root, "results/adapters/index.json", "adapters", dict[str, IndexEntry])
-        discovery, evaluation = ROLLOUTS["diagnosis"], ROLLOUTS["evaluation"]
-        self.discovery = files.present(root, discovery, "rollouts", partial(self._read_rollouts, discovery, None))
-        self.evaluation: Missing | None = adapters
-        if not isinstance(adapters, Missing):
-            read = partial(self._read_rollouts, evaluation, Arms(root))
-            self.evaluation = files.present(root, evaluation, "evaluation", read)
+        discovery = ROLLOUTS["diagnosis"]
+        self.discovery = files.present(root, discovery, "rollouts", partial(self._read_discovery, discovery))
+        self.evaluation = files.present(root, PLAYED.as_posix(), "evaluation", lambda: None)
+        for row in (row for row in evaluation_rows() if (root / PLAYED / row).exists()):
+            file = (PLAYED / row / "rollouts.jsonl").as_posix()
+            files.present(root, file, f"evaluation@{row}", partial(self._read_evaluation, row))
         self.labels = files.present(root, LABELS, "labels", self._read_labels)
         routes = files.table_of(root, "results/routes/routes.csv")
         rows = [] if isinstance(routes, Missing) else routes
@@ -131,12 +130,19 @@ class Archive(ExitStack):
         if self.discovery is None and self.labels is None:
             self._read_lacks()
 
-    def _read_rollouts(self, part: str, arms: Arms | None) -> None:
+    def _read_discovery(self, part: str) -> None:
         for place, rollout in scan(self._root / part, Rollout):
-            self._database.execute("INSERT OR IGNORE INTO task (name) VALUES (?)", (rollout.task.id,))
-            ((task,),) = self._database.execute("SELECT number FROM task WHERE name = ?", (rollout.task.id,))
-            row = (rollout.id, part, place, task, rollout.trial, arms.of(rollout) if arms else "base")
-            self._database.execute("INSERT INTO rollout VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+            self._add(rollout, part, place, BASE)
+
+    def _read_evaluation(self, row: str) -> None:
+        for outcome, rollout, file, place in played(self._root, [row]):
+            self._add(rollout, file.as_posix(), place, outcome.arm)
+
+    def _add(self, rollout: Rollout, part: str, place: int, arm: str) -> None:
+        self._database.execute("INSERT OR IGNORE INTO task (name) VALUES (?)", (rollout.task.id,))
+        ((task,),) = self._database.execute("SELECT number FROM task WHERE name = ?", (rollout.task.id,))
+        row = (rollout.id, part, place, task, rollout.trial, arm)
+        self._database.execute("INSERT INTO rollout VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
 
     def _read_labels(self) -> None:
         rows = scan(self._root / LABELS, RolloutLabels)
