@@ -20,6 +20,7 @@ from captrain.records import Rollout, load
 TRAINING = [
     "adapters",
     "solutions",
+    "gepa",
     "grpo_target",
     "grpo_untuned",
     "rejection_sft",

@@ -130,7 +130,7 @@ def test_another_captrain_is_refused_until_it_is_taken_over_which_says_what_is_s
     assert status == 2 and "was recorded with captrain 0.0.9, but" in err and "captrain upgrade" in err
     status, out, _ = captrain(project, "upgrade", "--dry-run")
     assert status == 0 and "stale, because their code differs: routes\n" in out and "nothing was changed" in out
-    assert "stale only if their inputs change: evaluation, comparison, causality, figures" in out
+    assert "stale only if their inputs change: controls, evaluation, comparison, causality, figures" in out
     assert captrain(project, "upgrade")[1].splitlines()[0].startswith("captrain 0.0.9 -> ")
     assert "the project is up to date" in captrain(project, "upgrade")[1]
 

@@ -203,7 +203,8 @@ def upgrade_project(root: Path, *, dry: bool = False) -> Upgrade:
     for name, stage in expand_stages(yaml.safe_load(text)["stages"]).items():
         files = [path for entry in stage["params"] if isinstance(entry, dict) for path in entry]
         inputs = [*stage.get("deps", []), *files]
-        is_behind = any(path == out or path.startswith(f"{out}/") for path in inputs for out in products)
+        pairs = ((path, out) for path in inputs for out in products)
+        is_behind = any(f"{path}/".startswith(f"{out}/") or out.startswith(f"{path}/") for path, out in pairs)
         is_made_anew = digested(name) in (*changed, *added)
         behind += [digested(name)] * (is_behind and not is_made_anew)
         if is_behind or is_made_anew:
