@@ -172,3 +172,14 @@ def test_a_file_without_a_dialogue_is_refused_with_what_it_lacks(
         read_logs([tmp_path / "log.json"])
     assert "log.json" in refused.value.problem and reason in refused.value.problem
     assert remedy in str(refused.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{**step(2, **CALLED), "created_at": None}, message(1, "user", "Cancel it.")],
+        [*TRANSCRIPT * 6, {"type": "message", "text": "Hello."}],
+    ],
+)
+def test_a_row_of_a_thread_that_lacks_a_field_does_not_end_the_reading(rows: list[Row], tmp_path: Path) -> None:
+    assert len(spoken(tmp_path, rows)) == 1

@@ -33,11 +33,14 @@ def _threads(rows: Sequence[Foreign]) -> list[list[Foreign]]:
     threads: dict[str, list[Foreign]] = {}
     for row in [row for row in rows if row.get("object") in (STEP, MESSAGE)]:
         threads.setdefault(str(row.get("thread_id")), []).append(row)
-    falling = [thread[0]["created_at"] > thread[-1]["created_at"] for thread in threads.values()]
-    ordered = [
-        thread[::-1] if is_falling else thread for thread, is_falling in zip(threads.values(), falling, strict=True)
-    ]
-    return [sorted(thread, key=lambda row: row["created_at"]) for thread in ordered]
+    falling = [_time_of(thread[0]) > _time_of(thread[-1]) for thread in threads.values()]
+    pairs = zip(threads.values(), falling, strict=True)
+    return [sorted(thread[::-1] if is_falling else thread, key=_time_of) for thread, is_falling in pairs]
+
+
+def _time_of(row: Foreign) -> float:
+    time = row.get("created_at")
+    return time if isinstance(time, int | float) else 0.0
 
 
 def _thread(rows: Sequence[Foreign], path: Path) -> ChatRow:

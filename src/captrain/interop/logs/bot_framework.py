@@ -31,7 +31,7 @@ def _recognizes(rows: Sequence[Foreign]) -> bool:
 
 def _conversations(rows: Sequence[Foreign]) -> list[list[Foreign]]:
     conversations: dict[str, list[Foreign]] = {}
-    for row in rows:
+    for row in filter(is_activity, rows):
         conversations.setdefault(str(row["conversation"].get("id")), []).append(row)
     return [*conversations.values()]
 
