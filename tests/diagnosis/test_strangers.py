@@ -205,8 +205,8 @@ BREAKS = turn("bash", "1 failed", command="pytest -q tests")
 @pytest.mark.parametrize(
     ("steps", "evidence"),
     [
-        ([MISSING, DIFF], 'no later call that succeeded has a word of "pyton run.py --fast"'),
-        ([PASSES, EDIT, BREAKS, DIFF], 'no later call that succeeded has a word of "pytest -q tests"'),
+        ([MISSING, DIFF], 'no later successful call shares a word with "pyton run.py --fast"'),
+        ([PASSES, EDIT, BREAKS, DIFF], 'no later successful call shares a word with "pytest -q tests"'),
         ([BREAKS, EDIT, PASSES, DIFF], ""),
         ([MISSING, turn("bash", "ok", command="python3 /repo/run.py"), DIFF], ""),
         ([turn("bash", "x = 1\nKeyError: 2\nthe end", command="cat notes.txt"), DIFF], ""),

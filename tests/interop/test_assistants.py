@@ -183,3 +183,12 @@ def test_a_file_without_a_dialogue_is_refused_with_what_it_lacks(
 )
 def test_a_row_of_a_thread_that_lacks_a_field_does_not_end_the_reading(rows: list[Row], tmp_path: Path) -> None:
     assert len(spoken(tmp_path, rows)) == 1
+
+
+def test_transcripts_in_a_folder_are_found_by_their_suffix(tmp_path: Path) -> None:
+    for name in ("c1", "c2"):
+        rows = [activity("user", name, text="Hello."), activity("bot", name, text="Hi.")]
+        (tmp_path / f"{name}.transcript").write_text(json.dumps(rows))
+    (tmp_path / "scores.csv").write_text("trace_id,reward\nc1,1\nc2,0\n")
+    logs = read_logs([tmp_path], tmp_path / "scores.csv")
+    assert sorted(rollout.outcome for rollout in logs.rollouts) == ["failed", "passed"]

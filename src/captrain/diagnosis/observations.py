@@ -188,7 +188,7 @@ def unanswered_error(view: RolloutView) -> Noted:
             if _has_failed(call) and call.tool not in later_tools:
                 evidence = f"no later call of {call.tool} succeeded"
             elif _is_command(call) and _reports_failure(call) and names and names.isdisjoint(later_names):
-                evidence = f"no later call that succeeded has a word of {quoted('; '.join(parts))}"
+                evidence = f"no later successful call shares a word with {quoted('; '.join(parts))}"
             if evidence:
                 noted = call.message, f"{call} failed, and {evidence}: {quoted(text_of(call.result)[-TAIL:])}"
         later_tools |= set() if _has_failed(call) else {call.tool}
