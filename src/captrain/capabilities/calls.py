@@ -212,7 +212,8 @@ def order_traits(calls: list[Call]) -> Traits:
             callers.add(call.step)
     for x in first:
         peers = [call for call in calls if call.step == x]
-        failures = [call for call in peers if call.failed]
+        # The next command of a shell may be any other, so its success corrects nothing.
+        failures = [call for call in peers if call.failed and call.kind != "environment"]
         traits.hold(("called", x), EVERY)
         traits.bases |= {("call", x)} | ({("refused", x)} if failures else set())
         if failures and not peers[-1].failed:

@@ -3,7 +3,9 @@
 A need is a feature of calls whose absence correlates with failure beyond chance (Fisher's exact test, Holm's correction
 over all features of an environment). At most the share `LUCKY` of the passed rollouts lack it, so a feature that only
 one kind of task has is no need. Of the rollouts that lack it, at most the share `LUCKY` passes: among thousands of
-rollouts, the tools of a harder kind of task also correlate with failure. `captrain.capabilities.rules.FEATURES` names
+rollouts, the tools of a harder kind of task also correlate with failure. A change or transfer that was made
+or left out counts only in tasks that other rollouts pass the other way. Elsewhere, the task may ask for what was done,
+and be a hard one; unless the user's words name the change. `captrain.capabilities.rules.FEATURES` names
 the cause for each absent feature. For example, a change without the look-up that nearly all passed rollouts make first
 has the cause `missing_lookup`. A missing need is not a proof: the rollout may have failed for another reason.
 """
@@ -60,7 +62,13 @@ class Need:
         """The missing feature in words, with counts."""
         (failed, of_failed), (passed, of_passed) = self.association.failed, self.association.passed
         counts = f"{failed} of {of_failed} failed rollouts and {passed} of {of_passed} passed ones"
-        return f"{self.association.name}, as in {counts} (not proven, by contrast)"
+        otherwise = f"; passed rollouts of this task {'make no such' if self.association.holds else 'make this'} call"
+        return f"{self.association.name}, as in {counts}{otherwise if self.step else ''} (not proven, by contrast)"
+
+    @property
+    def step(self) -> str:
+        """The tool that must be called, or must not be, whatever the task; "" if the need is another one."""
+        return self.association.key[-1] if self.association.key[0] in ("called", "followed") else ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,23 @@ class Needs:
                 traits = self._traits(rollout, calls, sourced(calls, rollout.messages))
                 tallies.setdefault(rollout.environment, Tally()).add(traits, rollout.outcome == "failed")
         self._needs = {name: [*self._of(tally)] for name, tally in tallies.items()}
+        self._passed = self._steps_of_passes(rollouts)
+
+    def _steps_of_passes(self, rollouts: Iterable[Rollout]) -> dict[tuple[str, str], set[str]]:
+        """Return, for each task that a rollout passes, those steps of needs that its passed rollouts make."""
+        steps = {name: {need.step for need in needs} - {""} for name, needs in self._needs.items()}
+        passed = dict[tuple[str, str], set[str]]()
+        if any(steps.values()):
+            for rollout in (rollout for rollout in rollouts if rollout.outcome == "passed"):
+                made = {call.step for call in calls_in(rollout.messages, self._toolbox)}
+                task = passed.setdefault((rollout.environment, rollout.task.id), set())
+                task |= made & steps[rollout.environment]
+        return passed
+
+    def _known(self, rollout: Rollout) -> list[Need]:
+        """Return the needs of a rollout's task. Whether it needs a step is only known from its passed rollouts."""
+        needs, made = self._needs.get(rollout.environment, []), self._passed.get((rollout.environment, rollout.task.id))
+        return [n for n in needs if not n.step or (made is not None and (n.step in made) != n.association.holds)]
 
     def _of(self, tally: Tally) -> Iterator[Need]:
         for row in tally.associations():
@@ -155,7 +180,7 @@ class Needs:
         """
         traits = self._traits(rollout, results, calls)
         last = max((place for place, m in enumerate(rollout.messages) if m["role"] == "assistant"), default=0)
-        needs = self._needs.get(rollout.environment, [])
+        needs = self._known(rollout)
         occasions = {need.kind for need in needs if need.association.base in traits.bases}
         lacks: dict[tuple[str, ...], Lack] = {}
         for need in [need for need in needs if traits.shows(need.association)]:
