@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.waiting import alive, until
 
 from captrain.errors import EnvironmentFault, UserError
@@ -179,6 +180,41 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     assert running.returncode and "finished work is kept" in said and "Traceback" not in said
     until(lambda: not any(alive(int(file.read_text())) for file in files))
     assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
+
+
+@pytest.mark.needs("proc")
+def test_short_stages_are_written_to_the_lock_file_together_and_restored_if_a_kill_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("""
+stages:
+  first: {cmd: echo first >> ran && cp ran one, deps: [begin], outs: [one]}
+  second:
+    cmd: test ! -e dvc.lock && (test -e go || kill -9 $CAPTRAIN_PIPELINE) && cp one two
+    deps: [one]
+    outs: [two]
+  third: {cmd: test -e three, deps: [two], outs: [three: {persist: true}]}
+""")
+    (tmp_path / "begin").touch()
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+
+    def run() -> int:
+        return subprocess.run([sys.executable, "-c", RUN_PIPELINE], cwd=tmp_path, stderr=subprocess.DEVNULL).returncode
+
+    def locked() -> list[str]:
+        return [*yaml.safe_load((tmp_path / "dvc.lock").read_text())["stages"]]
+
+    assert run() == -signal.SIGKILL
+    assert not (tmp_path / "dvc.lock").exists()
+    (tmp_path / "go").touch()
+    assert run() == 2  # the third stage fails
+    assert (tmp_path / "ran").read_text() == "first\n"
+    assert locked() == ["first", "second"]
+    (tmp_path / "three").touch()
+    assert run() == 0
+    assert locked() == ["first", "second", "third"]
+    status = subprocess.run(
+        [Path(sys.executable).parent / "dvc", "status"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "up to date" in status.stdout
 
 
 SLOW_IMPORTS = """
