@@ -1,6 +1,7 @@
 """Work in processes: results in order, exceptions unchanged, and no processes left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import yaml
 from support.waiting import alive, until
 
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import JsonObject
+from captrain.records import JsonObject, publish_text
 from captrain.run import launch
 from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.training import processes
@@ -270,6 +271,50 @@ def test_an_interrupt_during_the_imports_of_a_stage_prints_no_traceback_and_othe
     _, said = running.communicate(timeout=30)
     assert running.returncode == -signal.SIGINT  # a shell says 130
     assert ("Traceback" not in said) == is_quiet
+
+
+BUNDLED_STAGE = """
+import os, pathlib, time
+pathlib.Path("pid-stage").write_text(str(os.getpid()))
+import captrain
+pathlib.Path("imported").touch()
+if MOMENT == "imports":
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.needs("proc")
+@pytest.mark.parametrize("moment", ["imports", "work"])
+def test_an_interrupt_ends_a_stage_and_its_workers_under_a_dvc_that_is_no_python_program(
+    moment: str, tmp_path: Path
+) -> None:
+    # DVC's packages for Linux bring a program of their own. This one is Python under another name.
+    program = tmp_path / "bundle" / "dvc"
+    program.parent.mkdir()
+    shutil.copy(Path(sys.executable).resolve(), program)
+    (program.parent / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    project = tmp_path / "project"
+    publish_text(project / "stages/slow.py", BUNDLED_STAGE.replace("MOMENT", repr(moment)) + SLOW_STAGE)
+    publish_text(project / "dvc.yaml", "stages: {slow: {cmd: python stages/slow.py, outs: [never]}}\n")
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=project, check=True)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    running = subprocess.Popen(
+        [program, "-c", "import sys; from dvc.cli import main; sys.exit(main(['repro']))"],
+        cwd=project, env=environment, start_new_session=True, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
+    )  # fmt: skip
+    files = [project / "imported"] if moment == "imports" else [project / f"pid-{name}" for name in (0, 1)]
+    until(lambda: all(file.exists() and (file.name == "imported" or file.read_text()) for file in files))
+    assert Path(f"/proc/{running.pid}/exe").readlink().name == "dvc"
+    pids = [int(file.read_text()) for file in project.glob("pid-*")]
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode and "failed to reproduce 'slow'" in said and "Traceback" not in said
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}
