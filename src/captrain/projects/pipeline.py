@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -324,9 +324,9 @@ class _LockFile:
     def __init__(self) -> None:
         self._finished, self._written = list["Stage"](), time.monotonic()
 
-    def reproduce(self, stage: "Stage", **settings: Any) -> "Stage | None":
+    def reproduce(self, stage: "Stage", *, interactive: bool, **settings: object) -> "Stage | None":
         """Run a stage unless it is up to date. DVC calls this instead of its own function, which also writes."""
-        finished: Stage | None = stage.reproduce(**settings)
+        finished: Stage | None = stage.reproduce(interactive, **settings)
         if finished is not None:
             self._finished.append(finished)
         if time.monotonic() - self._written > LOCK_S:
