@@ -166,7 +166,9 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     command: list[str], signalled: Callable[[int, int], None], tmp_path: Path
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW_STAGE)
-    (tmp_path / "dvc.yaml").write_text("stages: {slow: {cmd: python slow.py, outs: [never]}}\n")
+    (tmp_path / "dvc.yaml").write_text("""
+stages: {quick: {cmd: echo 1 > one, outs: [one]}, slow: {cmd: python slow.py, deps: [one], outs: [never]}}
+""")
     subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     running = subprocess.Popen(
@@ -180,6 +182,7 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     _, said = running.communicate(timeout=30)
     assert running.returncode and "finished work is kept" in said and "Traceback" not in said
     until(lambda: not any(alive(int(file.read_text())) for file in files))
+    assert [*yaml.safe_load((tmp_path / "dvc.lock").read_text())["stages"]] == ["quick"]
     assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
 
 

@@ -14,10 +14,10 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import yaml
@@ -322,7 +322,7 @@ class _LockFile:
     """
 
     def __init__(self) -> None:
-        self._finished, self._written = list["Stage"](), time.monotonic()
+        self._finished, self._written, self._writing = list["Stage"](), time.monotonic(), Lock()
 
     def reproduce(self, stage: "Stage", *, interactive: bool, **settings: object) -> "Stage | None":
         """Run a stage unless it is up to date. DVC calls this instead of its own function, which also writes."""
@@ -335,10 +335,15 @@ class _LockFile:
 
     def write(self) -> None:
         """Write the finished stages that are not yet written."""
-        for path in dict.fromkeys(stage.path for stage in self._finished):
-            stages = [stage for stage in self._finished if stage.path == path]
-            stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
-        self._finished, self._written = [], time.monotonic()
+        with self._writing:
+            for path in dict.fromkeys(stage.path for stage in self._finished):
+                stages = [stage for stage in self._finished if stage.path == path]
+                stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
+            self._finished, self._written = [], time.monotonic()
+
+    def close(self) -> None:
+        """Let a write end and allow no other, so that the end of this process cuts off none."""
+        self._writing.acquire()
 
 
 def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
@@ -349,25 +354,26 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     """
     os.environ[launch.PIPELINE] = str(os.getpid())
     # DVC ignores interrupts while a stage runs, but only in the main thread.
-    outcome = Future[None]()
-    Thread(target=_reproduce, args=(root, targets, outcome), daemon=True).start()
+    outcome, lock = Future[None](), _LockFile()
+    Thread(target=_reproduce, args=(root, targets, outcome, lock), daemon=True).start()
     try:
         outcome.result()
     except KeyboardInterrupt:
         launch.end_children()
+        wait([outcome], timeout=1)  # it writes the finished stages
+        lock.close()
         raise
     finally:
         del os.environ[launch.PIPELINE]
 
 
-def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> None:
+def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]", lock: _LockFile) -> None:
     """Run `dvc repro` and store its end in the future."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo, lock_repo
 
     # Stages inherit this, so that Ctrl-C prints no traceback while their interpreter starts (`captrain/__init__.py`).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    lock = _LockFile()
     try:
         with Repo(str(root)) as repo:
             try:
