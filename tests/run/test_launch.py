@@ -1,6 +1,7 @@
 """Work in processes: results in order, exceptions unchanged, and no processes left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.waiting import alive, until
 
 from captrain.errors import EnvironmentFault, UserError
-from captrain.records import JsonObject
+from captrain.records import JsonObject, publish_text
 from captrain.run import launch
 from captrain.run.machine import VLLM, Accelerate, Machine, ModelAccess
 from captrain.training import processes
@@ -164,7 +166,9 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     command: list[str], signalled: Callable[[int, int], None], tmp_path: Path
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW_STAGE)
-    (tmp_path / "dvc.yaml").write_text("stages: {slow: {cmd: python slow.py, outs: [never]}}\n")
+    (tmp_path / "dvc.yaml").write_text("""
+stages: {quick: {cmd: echo 1 > one, outs: [one]}, slow: {cmd: python slow.py, deps: [one], outs: [never]}}
+""")
     subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     running = subprocess.Popen(
@@ -178,7 +182,43 @@ def test_an_interrupt_ends_the_pipeline_its_stage_and_its_workers_at_once(
     _, said = running.communicate(timeout=30)
     assert running.returncode and "finished work is kept" in said and "Traceback" not in said
     until(lambda: not any(alive(int(file.read_text())) for file in files))
+    assert [*yaml.safe_load((tmp_path / "dvc.lock").read_text())["stages"]] == ["quick"]
     assert time.monotonic() - began < 10  # a tenth of a second on a quiet machine
+
+
+@pytest.mark.needs("proc")
+def test_short_stages_are_written_to_the_lock_file_together_and_restored_if_a_kill_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("""
+stages:
+  first: {cmd: echo first >> ran && cp ran one, deps: [begin], outs: [one]}
+  second:
+    cmd: test ! -e dvc.lock && (test -e go || kill -9 $CAPTRAIN_PIPELINE) && cp one two
+    deps: [one]
+    outs: [two]
+  third: {cmd: test -e three, deps: [two], outs: [three: {persist: true}]}
+""")
+    (tmp_path / "begin").touch()
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+
+    def run() -> int:
+        return subprocess.run([sys.executable, "-c", RUN_PIPELINE], cwd=tmp_path, stderr=subprocess.DEVNULL).returncode
+
+    def locked() -> list[str]:
+        return [*yaml.safe_load((tmp_path / "dvc.lock").read_text())["stages"]]
+
+    assert run() == -signal.SIGKILL
+    assert not (tmp_path / "dvc.lock").exists()
+    (tmp_path / "go").touch()
+    assert run() == 2  # the third stage fails
+    assert (tmp_path / "ran").read_text() == "first\n"
+    assert locked() == ["first", "second"]
+    (tmp_path / "three").touch()
+    assert run() == 0
+    assert locked() == ["first", "second", "third"]
+    status = subprocess.run(
+        [Path(sys.executable).parent / "dvc", "status"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "up to date" in status.stdout
 
 
 SLOW_IMPORTS = """
@@ -234,6 +274,50 @@ def test_an_interrupt_during_the_imports_of_a_stage_prints_no_traceback_and_othe
     _, said = running.communicate(timeout=30)
     assert running.returncode == -signal.SIGINT  # a shell says 130
     assert ("Traceback" not in said) == is_quiet
+
+
+BUNDLED_STAGE = """
+import os, pathlib, time
+pathlib.Path("pid-stage").write_text(str(os.getpid()))
+import captrain
+pathlib.Path("imported").touch()
+if MOMENT == "imports":
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.needs("proc")
+@pytest.mark.parametrize("moment", ["imports", "work"])
+def test_an_interrupt_ends_a_stage_and_its_workers_under_a_dvc_that_is_no_python_program(
+    moment: str, tmp_path: Path
+) -> None:
+    # DVC's packages for Linux bring a program of their own. This one is Python under another name.
+    program = tmp_path / "bundle" / "dvc"
+    program.parent.mkdir()
+    shutil.copy(Path(sys.executable).resolve(), program)
+    (program.parent / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    project = tmp_path / "project"
+    publish_text(project / "stages/slow.py", BUNDLED_STAGE.replace("MOMENT", repr(moment)) + SLOW_STAGE)
+    publish_text(project / "dvc.yaml", "stages: {slow: {cmd: python stages/slow.py, outs: [never]}}\n")
+    subprocess.run([Path(sys.executable).parent / "dvc", "init", "-q", "--no-scm"], cwd=project, check=True)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    running = subprocess.Popen(
+        [program, "-c", "import sys; from dvc.cli import main; sys.exit(main(['repro']))"],
+        cwd=project, env=environment, start_new_session=True, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
+    )  # fmt: skip
+    files = [project / "imported"] if moment == "imports" else [project / f"pid-{name}" for name in (0, 1)]
+    until(lambda: all(file.exists() and (file.name == "imported" or file.read_text()) for file in files))
+    assert Path(f"/proc/{running.pid}/exe").readlink().name == "dvc"
+    pids = [int(file.read_text()) for file in project.glob("pid-*")]
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode and "failed to reproduce 'slow'" in said and "Traceback" not in said
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 EIGHT: dict[str, Any] = {"gpus": 8, "batch": 1, "vllm": VLLM(gpus=2), "asking": ModelAccess(gpus=2)}

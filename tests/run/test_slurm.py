@@ -1,5 +1,6 @@
 """Work on a real Slurm cluster: submitted once, found again after crashes, with the same results as here."""
 
+import inspect
 import json
 import os
 import pickle
@@ -40,6 +41,7 @@ from captrain.run.components import Component
 from captrain.run.fingerprint import fingerprint, identity_of
 from captrain.run.jobs import ALIVE, JOBS
 from captrain.run.machine import Accelerate, Machine, Slurm
+from captrain.training import train
 from captrain.training.base.training import train_base
 
 TESTS = Path(__file__).parents[1]
@@ -612,6 +614,35 @@ def test_a_key_depends_only_on_the_code_that_runs(here: Path, monkeypatch: pytes
     before, name = digest("comparison/baselines/rounds.py"), "capabilities/prompts/labelling.md"
     append(name, "\n")
     assert digest("comparison/baselines/rounds.py") != before
+
+
+def test_a_project_parses_the_code_behind_a_key_again_only_after_a_file_of_captrain_changed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from captrain.run import fingerprint
+
+    installed, file_of = fingerprint.PACKAGE, inspect.getfile
+    package = shutil.copytree(installed, here / "captrain", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprint, "PACKAGE", package)
+    monkeypatch.setattr(inspect, "getfile", lambda code: str(package / Path(file_of(code)).relative_to(installed)))
+    starts, parse = list[Path](), fingerprint.reached_code
+    monkeypatch.setattr(fingerprint, "reached_code", lambda files: starts.extend(files) or parse(files))
+
+    def key(function: Callable[..., object]) -> str:
+        fingerprint.code_digest.cache_clear()  # as in a new process
+        return fingerprint.code_digest(function)
+
+    first, other = key(play_batch), key(train)
+    assert (key(play_batch), len(starts)) == (first, 3)  # outside of a project nothing is kept
+    (here / "dvc.yaml").touch()
+    assert (key(play_batch), key(train), len(starts)) == (first, other, 5)
+    assert (key(play_batch), key(train), len(starts)) == (first, other, 5)
+    (package / "ledger.py").write_text((package / "ledger.py").read_text() + "print()\n")
+    assert (key(play_batch) != first, len(starts)) == (True, 6)
+    for kept in (here / ".cache/code").iterdir():
+        kept.write_text(kept.read_text().split()[0])  # damaged
+    assert (key(train), len(starts)) == (key(train), 7)
+    fingerprint.code_digest.cache_clear()
 
 
 def test_a_result_is_invalid_after_its_files_change(here: Path) -> None:

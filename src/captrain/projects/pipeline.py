@@ -14,10 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -44,6 +45,9 @@ from captrain.run import (
     row_of,
     shipped,
 )
+
+if TYPE_CHECKING:
+    from dvc.stage import Stage
 
 VERSIONS = "captrain.yaml"
 COMPONENTS = "components"
@@ -230,6 +234,8 @@ def pending_upgrade(root: Path) -> Upgrade | None:
     return upgrade if upgrade.changed or upgrade.added or upgrade.removed else None
 
 
+LOCK_S = 10
+"""Seconds between two writes of dvc.lock."""
 RUNNING = ".dvc/tmp/rwlock"
 """File of DVC that names the running processes."""
 
@@ -307,6 +313,38 @@ def prepare_dvc(root: Path) -> None:
     logging.getLogger("dvc").setLevel(logging.CRITICAL)  # after its import, which sets another level
 
 
+class _LockFile:
+    """Writes finished stages to dvc.lock together, at most every `LOCK_S` seconds.
+
+    DVC itself parses and writes the whole file after each stage, which takes longer than a short stage. If a kill loses
+    finished stages, the next run restores them from DVC's run cache.
+    """
+
+    def __init__(self) -> None:
+        self._finished, self._written, self._writing = list["Stage"](), time.monotonic(), Lock()
+
+    def reproduce(self, stage: "Stage", *, interactive: bool, **settings: object) -> "Stage | None":
+        """Run a stage unless it is up to date. DVC calls this instead of its own function, which also writes."""
+        finished: Stage | None = stage.reproduce(interactive, **settings)
+        if finished is not None:
+            self._finished.append(finished)
+        if time.monotonic() - self._written > LOCK_S:
+            self.write()
+        return finished
+
+    def write(self) -> None:
+        """Write the finished stages that are not yet written."""
+        with self._writing:
+            for path in dict.fromkeys(stage.path for stage in self._finished):
+                stages = [stage for stage in self._finished if stage.path == path]
+                stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
+            self._finished, self._written = [], time.monotonic()
+
+    def close(self) -> None:
+        """Let a write end and allow no other, so that the end of this process cuts off none."""
+        self._writing.acquire()
+
+
 def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     """Run `dvc repro TARGETS`. An interrupt ends the running stage, even if it still imports its libraries.
 
@@ -315,27 +353,33 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     """
     os.environ[launch.PIPELINE] = str(os.getpid())
     # DVC ignores interrupts while a stage runs, but only in the main thread.
-    outcome = Future[None]()
-    Thread(target=_reproduce, args=(root, targets, outcome), daemon=True).start()
+    outcome, lock = Future[None](), _LockFile()
+    Thread(target=_reproduce, args=(root, targets, outcome, lock), daemon=True).start()
     try:
         outcome.result()
     except KeyboardInterrupt:
         launch.end_children()
+        wait([outcome], timeout=1)  # it writes the finished stages
+        lock.close()
         raise
     finally:
         del os.environ[launch.PIPELINE]
 
 
-def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]") -> None:
+def _reproduce(root: Path, targets: Sequence[str], outcome: "Future[None]", lock: _LockFile) -> None:
     """Run `dvc repro` and store its end in the future."""
     from dvc.exceptions import DvcException
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
 
     # Stages inherit this, so that Ctrl-C prints no traceback while their interpreter starts (`captrain/__init__.py`).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with Repo(str(root)) as repo:
-            repo.reproduce(targets=[*targets])  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
+            try:
+                repo.reproduce(targets=[*targets], repro_fn=lock.reproduce)  # pyright: ignore[reportCallIssue]: DVC gives a function to the class as a method
+            finally:
+                with lock_repo(repo):
+                    lock.write()
     except DvcException as error:
         cause = error
         while isinstance(cause.__cause__, DvcException):

@@ -12,16 +12,20 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from captrain.records import digest, file_digest
-from captrain.run import Machine
+from captrain.errors import UserError
+from captrain.records import digest, file_digest, publish_text
+from captrain.run import Machine, find_project
 
 PACKAGE = Path(__file__).parents[1]
+CODE = Path(".cache/code")
+"""Folder of a project that keeps the digests of code, with the state of captrain's files that they belong to."""
 PLAIN = ("run", "errors.py")
 """Packages and modules that never change a result."""
 PROTOCOLS = {
@@ -105,8 +109,23 @@ def fingerprint(function: Callable[..., object], item: object) -> str:
 
 @cache
 def code_digest(function: Callable[..., object]) -> str:
-    """Hash the code that the module of a function or class reaches, see `reached_code`."""
-    return digest(reached_code([Path(inspect.getfile(function))]))
+    """Hash the code that the module of a function or class reaches, see `reached_code`.
+
+    Parsing the code takes up to a second. So a project keeps the digest until a file of captrain changes.
+    """
+    start = Path(inspect.getfile(function))
+    files = files_below(PACKAGE)
+    state = digest([start.name, *map(str, files)], file_digest(start, *files))
+    project = find_project(Path.cwd())
+    if project is None:
+        return digest(reached_code([start]))
+    kept = project / CODE / function.__module__
+    if kept.is_file() and (words := kept.read_text(encoding="utf-8").split())[:-1] == [state]:
+        return words[-1]
+    code = digest(reached_code([start]))
+    with suppress(OSError, UserError):  # a read-only project: the next process parses again
+        publish_text(kept, f"{state} {code}\n")
+    return code
 
 
 def reached_code(starts: Iterable[Path], components: Collection[str] | None = None) -> dict[str, str]:

@@ -111,11 +111,15 @@ def run(
 
 @cache
 def _import_library(name: str) -> None:
-    """Import a module, and exclude its half a million objects from garbage collection.
+    """Import a module without garbage collection, and exclude its half a million objects from later ones.
 
     accelerate runs a garbage collection before each training, which would be slow otherwise.
     """
-    importlib.import_module(name)
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    finally:
+        gc.enable()
     gc.freeze()
 
 
