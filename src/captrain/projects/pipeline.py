@@ -360,6 +360,7 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     except KeyboardInterrupt:
         launch.end_children()
         wait([outcome], timeout=1)  # it writes the finished stages
+        launch.end_children()  # DVC may have started the next stage meanwhile
         lock.close()
         raise
     finally:
