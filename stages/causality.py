@@ -11,7 +11,7 @@ from captrain.run import build, entry_point, load_spec
 
 @entry_point
 def main() -> None:
-    """Evaluation rollouts, capabilities, adapters -> artifacts/causality, results/causality."""
+    """What the rows played, capabilities -> artifacts/causality, results/causality."""
     spec, folder = load_spec(), Path("results/causality")
     tools = load_benchmark(spec.benchmark, spec.machine).tools
     analyst = build(spec.analyst, Analyst, access=spec.machine.asking)

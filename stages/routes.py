@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from captrain.records import publish_text, read_text
 from captrain.routing import publish_routes, route_all
 from captrain.run import entry_point, load_spec
 
@@ -11,9 +10,7 @@ from captrain.run import entry_point, load_spec
 def main() -> None:
     """Environments, pairs, adapters, calibration and passed discovery rollouts -> results/routes."""
     results = Path("results")
-    publish_routes(route_all(load_spec(), Path("artifacts/base"), results, Path("artifacts")), results / "routes")
-    # The evaluation of TRACE reads results/routes alone: its routes, and the adapters that they name.
-    publish_text(results / "routes/index.json", read_text(results / "adapters/index.json"))
+    publish_routes(route_all(load_spec(), Path("artifacts/base"), results, Path("artifacts")), results)
 
 
 if __name__ == "__main__":

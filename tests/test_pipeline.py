@@ -13,7 +13,7 @@ import yaml
 from support.needs import further
 from support.smoke import BIN, STAGES, Repository
 
-from captrain.comparison import played
+from captrain.comparison import played, trained_baselines
 from captrain.ledger import LedgerEntry
 from captrain.records import Rollout, load
 
@@ -222,6 +222,9 @@ def test_the_curve_of_a_training_ends_in_the_table_and_counts_what_was_spent_on_
     ledger = pd.read_csv(results / "evaluation/ledger.csv").set_index("stage")
     assert ledger.loc["curve", "rollouts"] == 2 * 40 * 2  # methods, tasks, trials
     assert (results / "figures/curve.png").stat().st_size > 1000
+    trained = [name for name in trained_baselines() if (results / name / "history.csv").read_text().count("\n") > 1]
+    training = pd.read_csv(results / "evaluation/training.csv")
+    assert {"adapters", "grpo_target", *trained} == {*training["stage"]}
 
 
 def test_splits_never_mix_and_every_record_is_token_exact(project: Repository) -> None:

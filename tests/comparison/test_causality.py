@@ -169,6 +169,9 @@ class Reader:
         return [{one.id: Label(verdict="LACKING") for one in request.capabilities} for request in requests]
 
 
+COMPOSED = Arm("0.5*copy+0.5*other", "compositions")
+
+
 def play(task: int, trial: int, outcome: str, adapter: str | None = None, split: str = "test") -> Rollout:
     return Rollout.model_validate(
         {
@@ -187,12 +190,17 @@ def play(task: int, trial: int, outcome: str, adapter: str | None = None, split:
 
 
 def project(folder: Path, rollouts: Sequence[Rollout]) -> Path:
+    """Write what the base and the adapter `copy` played. A prompt and a composition of adapters have outcomes, too."""
+    base = [rollout for rollout in rollouts if rollout.adapter is None]
+    played = {
+        BASE: [(Arm(BASE), base), (Arm("idle"), base)],
+        TRACE: [(Arm("copy", "adapters"), [rollout for rollout in rollouts if rollout.adapter]), (COMPOSED, base)],
+        "gepa": [(Arm("gepa", "gepa"), base)],
+    }
     for row in evaluation_rows():
-        arm = Arm("copy", "adapters") if row == TRACE else Arm(row)
-        acting = {BASE: None, TRACE: "feed"}
-        played = [rollout for rollout in rollouts if row in acting and rollout.adapter == acting[row]]
-        publish(folder / PLAYED / row / "rollouts.jsonl", played)
-        publish(folder / PLAYED / row / "outcomes.jsonl", outcomes_of(arm, played))
+        arms = played.get(row, [])
+        publish(folder / PLAYED / row / "rollouts.jsonl", base if row == BASE else [])
+        publish(folder / PLAYED / row / "outcomes.jsonl", [one for arm, part in arms for one in outcomes_of(arm, part)])
     publish(folder / "results/capabilities/capabilities.jsonl", [COPY])
     return folder
 
@@ -218,6 +226,7 @@ def test_only_failed_rollouts_of_the_base_are_labelled(tmp_path: Path) -> None:
     publish_causality(causality, tmp_path / "results/causality")
     again = pd.read_csv(tmp_path / "results/causality/capabilities.csv")
     assert again["name"].tolist() == ["Copy"] and again["efficacy"].tolist() == [1.0]
+    assert {*causality.effects["arm"]} == {"copy"}
 
 
 def test_a_rollout_of_another_split_is_refused(tmp_path: Path) -> None:

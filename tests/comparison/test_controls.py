@@ -289,6 +289,8 @@ def test_the_stage_trains_only_missing_adapters_with_the_same_budget(
     assert [*table] == ["task", *(f"control:{name}" for name in NAMES)]
     assert table["task"].tolist() == [task.id for task in BENCHMARK.tasks("test", 10)]
     assert {*table["control:lowest"]} <= {"base", *chosen["lowest"]}
+    for name in ("index.json", "routes.csv", "compositions.json"):
+        assert Path("results/controls/trace", name).read_bytes() == Path("results/routes", name).read_bytes()
     # Jobs differ from TRACE's only in their environment, and calibration used the same number of tasks.
     mine, trace = (capability_jobs(SPEC, tiny, Path("results", stage)) for stage in ("controls", "environments"))
     for job in mine:

@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("require_trained", "compose"):
         monkeypatch.setattr(f"captrain.comparison.arms.{name}", lambda *_: Adapter("folder", "digest"))
     entry = {"digest": "beef", "path": "adapter", "rollouts": 1, "discarded": 0}
-    for stage, names in {"routes": ["a", "b"], "controls": ["c"]}.items():
+    for stage, names in {**dict.fromkeys(evaluation_rows(), []), "routes": ["a", "b"], "controls": ["c"]}.items():
         publish_json(tmp_path / stage / "index.json", dict.fromkeys(names, entry))
     for stage, columns in {"routes": ROUTES, "controls": CONTROLS}.items():
         publish_text(tmp_path / stage / "routes.csv", pd.DataFrame({"task": TASKS, "kind": "x", **columns}).to_csv())

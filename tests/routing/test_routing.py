@@ -604,7 +604,7 @@ class TestStage:
         assert list(gained["routed"]) == [True, True, True, False]
         assert list(gained["base_rollouts"]) == [16] * 4 and list(gained["last_rollouts"]) == [40] * 4
         before = {path.name: path.read_bytes() for path in (home / "results/routes").iterdir()}
-        assert before.keys() == {"routes.csv", "compositions.json", "gains.csv"}
+        assert before.keys() == {"routes.csv", "compositions.json", "gains.csv", "index.json"}
         self.play(home, "router=sets", "controls.run=true")
         assert before == {path.name: path.read_bytes() for path in (home / "results/routes").iterdir()}
 

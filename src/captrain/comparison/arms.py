@@ -13,7 +13,7 @@ import pandas as pd
 
 from captrain.agents import LIBRARIES, SHARDS, check_ranks, collect, floor_scores, load_policy
 from captrain.benchmarks import evaluation_tasks, load_benchmark
-from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER
+from captrain.comparison.baselines.baseline import SOLUTIONS_ADAPTER, TRACE_ROUTES
 from captrain.comparison.baselines.registry import baselines
 from captrain.comparison.rows import ADAPTERS, BASE, IDLE, TRACE, partial_stages
 from captrain.contract import CheckedEnvironment, Policy
@@ -118,7 +118,7 @@ def row_arms(spec: Spec, results: Path, row: str) -> list[Arm]:
     if row != CONTROLS:
         return [_limited_to_routes(arm, routes, alternatives) for arm in arms]
     # Controls also route tasks to TRACE's adapters. Tasks that such an arm plays for TRACE are not played again.
-    trace = results / row / TRACE
+    trace = results / row / TRACE_ROUTES
     arms += _arms_in(trace, ADAPTERS)
     arms += composition_arms(results / row, {arm.name: arm for arm in arms}, routes)
     played, further = {arm.name: arm.tasks for arm in _trace_arms(trace, alternatives)}, list[Arm]()
@@ -226,10 +226,7 @@ def _routes(path: Path) -> pd.DataFrame:
 
 def _arms_in(folder: Path, stage: str) -> Iterator[Arm]:
     """Yield the arms of a stage from the index in a folder: adapters and lines of guidance."""
-    path = folder / "index.json"
-    if not path.exists():
-        return
-    for name, row in read_index(path).items():
+    for name, row in read_index(folder / "index.json").items():
         adapter = require_trained(Adapter(row.path, row.digest), stage) if row.path else None
         yield Arm(name, stage, adapter, tuple(row.guidance))
 

@@ -14,6 +14,7 @@ the point. The last point is the row of the evaluation itself. Curves are never 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,10 +80,10 @@ class CurveOutcomes(Record):
 
 @dataclass(frozen=True)
 class PlayedRow:
-    """Everything that the comparison needs of one row.
+    """Everything that the comparison needs of one row, so that it depends on artifacts/played and on no row by name.
 
     - rollouts, outcomes, ledger, curve: of what the row played on the test split.
-    - spent: the ledger of its training. Empty for TRACE, which several stages train.
+    - spent: the ledger of the row's own stage. Empty for the base, and for TRACE, which is the work of several stages.
     - history: the table of its training by GRPO; None if it has none.
     """
 
@@ -100,7 +101,7 @@ def evaluation_rows() -> tuple[str, ...]:
 
 
 def play_row(spec: Spec, row: str, project: Path = Path()) -> PlayedRow:
-    """Play the test split with the arms of a row and with the checkpoints on its curve.
+    """Play the test split with the arms of a row and the checkpoints on its curve, and read its ledger and history.
 
     Raises:
         UserError: a file is missing or corrupt, or an adapter differs from its index.
@@ -127,7 +128,7 @@ def play_row(spec: Spec, row: str, project: Path = Path()) -> PlayedRow:
 
 
 def publish_row(played: PlayedRow, folder: Path) -> None:
-    """Write the rollouts and outcomes of a row."""
+    """Write all parts of a row."""
     publish(folder / "rollouts.jsonl", played.rollouts)
     publish(folder / "outcomes.jsonl", played.outcomes)
     publish(folder / "ledger.jsonl", played.ledger)
@@ -160,10 +161,16 @@ def played(project: Path = Path(), rows: Sequence[str] | None = None) -> Iterato
     if not rows:
         raise UserError(f"{project / PLAYED} is missing", f"run `{repro('comparison', project)}`")
     for row in rows:
-        folder = PLAYED / row
-        acting = (outcome for _, outcome in scan(project / folder / "outcomes.jsonl", Outcome) if outcome.arm != IDLE)
-        file = folder / "rollouts.jsonl"
-        for outcome, (place, rollout) in zip(acting, scan(project / file, Rollout), strict=True):
+        file = PLAYED / row / "rollouts.jsonl"
+        outcomes = scan(project / file.with_name("outcomes.jsonl"), Outcome)
+        acting = (outcome for _, outcome in outcomes if outcome.arm != IDLE)
+        for outcome, line in zip_longest(acting, scan(project / file, Rollout)):
+            if outcome is None or line is None:
+                raise UserError(
+                    f"{project / file} and outcomes.jsonl beside it do not have the same rollouts",
+                    f"run `{repro(f'evaluation@{row}', project)} -f`",
+                )
+            place, rollout = line
             yield Played(outcome, rollout, file, place)
 
 

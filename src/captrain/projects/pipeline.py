@@ -322,9 +322,13 @@ class _LockFile:
 
     def __init__(self) -> None:
         self._finished, self._written, self._writing = list["Stage"](), time.monotonic(), Lock()
+        self.is_interrupted = False
+        """Set to start no further stage."""
 
     def reproduce(self, stage: "Stage", *, interactive: bool, **settings: object) -> "Stage | None":
         """Run a stage unless it is up to date. DVC calls this instead of its own function, which also writes."""
+        if self.is_interrupted:
+            raise InterruptedError
         finished: Stage | None = stage.reproduce(interactive, **settings)
         if finished is not None:
             self._finished.append(finished)
@@ -358,9 +362,10 @@ def run_pipeline(root: Path, targets: Sequence[str] = ()) -> None:
     try:
         outcome.result()
     except KeyboardInterrupt:
+        lock.is_interrupted = True
         launch.end_children()
         wait([outcome], timeout=1)  # it writes the finished stages
-        launch.end_children()  # DVC may have started the next stage meanwhile
+        launch.end_children()  # DVC was just about to start a stage
         lock.close()
         raise
     finally:

@@ -96,7 +96,8 @@ def draw(results: Path, out: Path, width: float = WIDTH) -> list[Path]:
     """
     for name in REQUIRED:
         if not (results / name).exists():
-            stage = {"evaluation": "comparison"}.get(folder := name.split("/")[0], folder)
+            folder = name.split("/")[0]
+            stage = "comparison" if folder == "evaluation" else folder
             raise UserError(f"{results / name} is missing", f"run `{repro(stage, results.parent)}` to make it")
     figures: dict[str, Callable[[Path, float], Figure]] = {
         "main": partial(compared, name="main"),

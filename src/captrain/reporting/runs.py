@@ -213,7 +213,7 @@ def _pairs(first: ComparedRun, second: ComparedRun) -> tuple[dict[str, tuple[flo
         Difference, low and high by method; and why there are none, "" otherwise.
     """
     for run in (first, second):
-        if run.folder is None or not (run.folder / PLAYED).exists():
+        if run.folder is None or not (run.folder / PLAYED / TRACE).exists():
             return {}, f" (the rollouts of {run.name} are not here)"
     (tasks, before), (other_tasks, after) = _task_rates(first), _task_rates(second)
     if not tasks or tasks != other_tasks:

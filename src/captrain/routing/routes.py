@@ -28,6 +28,7 @@ from captrain.records import (
     publish_text,
     read_index,
     read_table,
+    read_text,
 )
 from captrain.routing.classifier import ClassifierRouter
 from captrain.routing.compositions import BASE, composition_weights, members, route_of_shares
@@ -251,8 +252,13 @@ def without_base(router: Router, solved: Sequence[Example], texts: Sequence[str]
     return [nearest.of(text)[0][1].route if route == BASE else route for text, route in zip(texts, routes, strict=True)]
 
 
-def publish_routes(routes: Routes, folder: Path) -> None:
-    """Write routes.csv, compositions.json and gains.csv."""
+def publish_routes(routes: Routes, results: Path) -> None:
+    """Write results/routes: routes.csv, compositions.json, gains.csv, and the index of the adapters that routes name.
+
+    The evaluation of TRACE reads nothing else.
+    """
+    folder = results / "routes"
+    publish_text(folder / "index.json", read_text(results / "adapters/index.json"))
     publish_text(folder / "routes.csv", routes.table.to_csv(index=False))
     publish_json(folder / "compositions.json", routes.compositions)
     publish_text(folder / "gains.csv", routes.gains.to_csv(index=False, float_format="%.6f"))

@@ -57,8 +57,8 @@ def expand_stages(pipeline: JsonObject) -> dict[str, JsonObject]:
             stages[name] = stage
             continue
         for key, item in stage["foreach"].items():
-            values = {"key": key, "item": item} if isinstance(item, str) else {"key": key}
-            values |= {} if isinstance(item, str) else {f"item.{field}": value for field, value in item.items()}
+            fields = {"": item} if isinstance(item, str) else {f".{field}": value for field, value in item.items()}
+            values = {"key": key, **{f"item{field}": value for field, value in fields.items()}}
             text = re.sub(r"\$\{([\w.]+)\}", lambda match: values[match[1]], json.dumps(stage["do"]))  # noqa: B023
             stages[f"{name}@{key}"] = json.loads(text)
     return stages

@@ -20,6 +20,8 @@ TRACE_STAGES = (DIAGNOSIS, CALIBRATION, "adapters")
 """Stages that spend TRACE's budget. Each baseline gets the same total."""
 SOLUTIONS_ADAPTER = "solutions"
 """Name of the generalist adapter (trained on the solutions of all environments), of its row and of its stage."""
+TRACE_ROUTES = "trace"
+"""Folder in the results of the controls: a copy of TRACE's routes, and of the index of its adapters."""
 ROUTED = "solutions_routed"
 """Column of the routes that choose between the base, the specialists and the generalist adapter."""
 

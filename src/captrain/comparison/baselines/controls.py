@@ -21,6 +21,7 @@ import pandas as pd
 from captrain.agents import PolicySource
 from captrain.benchmarks import evaluation_tasks, load_benchmark
 from captrain.capabilities import SelectionAccount, read_selection
+from captrain.comparison.baselines.baseline import TRACE_ROUTES
 from captrain.contract import CheckedEnvironment, Policy
 from captrain.environments import (
     NoTemplate,
@@ -45,6 +46,7 @@ from captrain.records import (
     publish_text,
     read_index,
     read_table,
+    read_text,
 )
 from captrain.routing import (
     AskedModel,
@@ -204,6 +206,9 @@ def run_controls(spec: Spec, base: Path, results: Path, artifacts: Path) -> list
         gains,
         folder,
     )
+    # Controls act with TRACE's adapters, too, on tasks that TRACE does not play with them.
+    for name in ("index.json", "routes.csv", "compositions.json"):
+        publish_text(folder / TRACE_ROUTES / name, read_text(results / "routes" / name))
     return [f"no control takes {name}: {reason}" for name, reason in workshop.lacking.items()]
 
 

@@ -97,7 +97,7 @@ def majority_lacks(labels: Sequence[RolloutLabels]) -> dict[str, list[MajorityLa
 class Archive(ExitStack):
     """Rollouts and labels of a project, indexed in a temporary database.
 
-    `discovery`, `evaluation` and `labels` are a `Missing` if the file is not there, else None.
+    `discovery`, `evaluation` and `labels` are a `Missing` if a file is not there, else None.
 
     Args:
         root: folder of the project.
@@ -122,7 +122,8 @@ class Archive(ExitStack):
         self.evaluation = files.present(root, PLAYED.as_posix(), "evaluation", lambda: None)
         for row in (row for row in evaluation_rows() if (root / PLAYED / row).exists()):
             file = (PLAYED / row / "rollouts.jsonl").as_posix()
-            files.present(root, file, f"evaluation@{row}", partial(self._read_evaluation, row))
+            missing = files.present(root, file, f"evaluation@{row}", partial(self._read_evaluation, row))
+            self.evaluation = self.evaluation or missing
         self.labels = files.present(root, LABELS, "labels", self._read_labels)
         routes = files.table_of(root, "results/routes/routes.csv")
         rows = [] if isinstance(routes, Missing) else routes
