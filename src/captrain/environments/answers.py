@@ -1,7 +1,7 @@
 """An adversary for tasksets with one answer per task: predicts answers from the prompt, and searches for texts that
 earn reward.
 
-It fits on some tasks and measures on others. Fitted rules are those of `adversary` (a choice by place, number, length
+It fits on some tasks and measures on others. Fitted rules are those of `guesses` (a choice by place, number, length
 or words, and a decision tree over these), frequent answers, and the answer of the most similar prompt. It also tries
 texts without an answer, and varies those that earn most. If the taskset's data contains the right answers, it also
 measures what a hedged, shortened or shuffled answer earns.
@@ -17,19 +17,11 @@ from functools import cached_property, partial
 from statistics import fmean, pstdev
 
 from captrain.contract import CheckedEnvironment, closing_episodes
-from captrain.environments.adversary import (
-    SELECTORS,
-    SURE,
-    Candidate,
-    Choice,
-    Exploit,
-    Rule,
-    fitted,
-    halved,
-    nearest_of,
-)
+from captrain.environments.adversary import SURE, Exploit, halved
 from captrain.environments.checks import CHANCE, GAIN, ROUNDING
+from captrain.environments.guesses import SELECTORS, Rule, fitted, nearest_task
 from captrain.environments.probes import content, drawn_words, say
+from captrain.environments.views import Candidate, Choice
 from captrain.records import CheckResult, JsonObject, Message, Split, Task, leaves
 from captrain.run import EnvironmentSettings
 
@@ -254,7 +246,7 @@ class Answerer:
 
     def _nearest(self, view: Choice) -> str | None:
         """Return the answer of the most similar prompt among those to fit on."""
-        other = nearest_of([self.views[task.id] for task in self.fitting if task.id in self.known], view)
+        other = nearest_task([self.views[task.id] for task in self.fitting if task.id in self.known], view)
         return other and other.right
 
     def texts(self) -> dict[str, Text]:

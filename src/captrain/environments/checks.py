@@ -586,7 +586,9 @@ def guessing(evidence: Evidence) -> CheckResult:
     The same answer in every task may earn up to the midpoint between guessing evenly and the full reward.
     """
     player = adversary(evidence)
-    lists = [view for view in player.views if len(view.listed) >= FEWEST and (view.opened or view.key != ANSWER)]
+    lists = [
+        view for view in player.views if len(view.listed) >= FEWEST and (view.about_candidates or view.key != ANSWER)
+    ]
     listed, rights = [view.listed for view in lists], [view.right for view in lists]
     for end, name in ((0, "first"), (-1, "last")):
         same = mean(float(values[end] == right) for values, right in zip(listed, rights, strict=True))

@@ -10,20 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from captrain.contract import tool_call
-from captrain.environments.adversary import (
-    WILDCARDS,
-    Adversary,
-    Rule,
-    Script,
-    View,
-    candidates_of,
-    fitted,
-    joined,
-    look,
-    records_of,
-    with_key,
-)
+from captrain.environments.adversary import WILDCARDS, Adversary, Script, look, with_key
+from captrain.environments.guesses import Rule, fitted
 from captrain.environments.probes import CLOSING, content, shape, shown, words
+from captrain.environments.views import View, candidates_of, joined_records, records_of
 from captrain.records import JsonObject, Message
 
 TRIED, LEARNT = 3, 30
@@ -92,7 +82,7 @@ def _after(player: Adversary, move: Move, view: View) -> View | None:
     for place, message in enumerate(play):
         if message["role"] == "tool":
             replies += shown(message) if place in after else []
-            records = joined(records, records_of(content(message)))
+            records = joined_records(records, records_of(content(message)))
         elif message["role"] != "assistant" and place in after:
             told.append(content(message))
     new = [word for text in (*told[len(view.told) :], *replies[len(view.replies) :]) for word in words(text)]
@@ -103,6 +93,6 @@ def _after(player: Adversary, move: Move, view: View) -> View | None:
 
 
 def _by_leak(player: Adversary, move: Move, rule: Rule, view: View, _: object) -> Sequence[Message] | None:
-    shown = _after(player, move, view) if view.both else None
+    shown = _after(player, move, view) if view.has_choice else None
     value = rule.pick(shown) if shown else None
     return shown.guess(value) if shown and value is not None else None

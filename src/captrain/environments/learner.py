@@ -13,9 +13,10 @@ from functools import partial
 from itertools import groupby
 
 from captrain.contract import calls_of, tool_call
-from captrain.environments.adversary import Adversary, Script, View
+from captrain.environments.adversary import Adversary, Script
 from captrain.environments.evidence import Agent
 from captrain.environments.probes import CLOSING, random_call
+from captrain.environments.views import View
 from captrain.records import JsonObject, Message
 
 PLAYS, BATCH = 480, 48
@@ -97,7 +98,7 @@ class Learner:
     def _follow(self, trail: Sequence[str], view: View, rng: random.Random) -> Agent | None:
         """Return an agent that repeats the moves of `trail`; None if a value of the step is not visible."""
         turn, moves = self._turn(view, rng), iter(trail)
-        return (lambda messages: turn(next(moves, STOP), messages)) if view.both else None
+        return (lambda messages: turn(next(moves, STOP), messages)) if view.has_choice else None
 
     def _turn(self, view: View, rng: random.Random) -> Callable[[str, Sequence[Message]], Message | None]:
         """Return a function that makes the message of a move. A play draws one value for all of its moves."""

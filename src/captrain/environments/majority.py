@@ -52,8 +52,10 @@ def play_same_answer(player: Adversary, low: float, high: float) -> SameAnswer |
     answers = sorted({*counts} if len(counts) > 1 else {value, *(view.wrong for view in player.views)})
     same, evenly, bound = Exploit(f"{value[:40]!r} always"), Exploit("evenly"), high
     for number, task in enumerate(player.other_tasks(PLAYED), start=1):
-        player.reward(lambda view, _: view.guess(value) if view.both else None, task, same, "same")
-        player.reward(lambda view, rng: view.guess(rng.choice(answers)) if view.both else None, task, evenly, "evenly")
+        player.reward(lambda view, _: view.guess(value) if view.has_choice else None, task, same, "same")
+        player.reward(
+            lambda view, rng: view.guess(rng.choice(answers)) if view.has_choice else None, task, evenly, "evenly"
+        )
         if same.rewards:
             bound = max(low, min(high, (1 + evenly.mean) / 2))
         if same.rewards and number % BATCH == 0 and not same.least <= bound <= same.most:
