@@ -12,7 +12,7 @@ NAME = sys.argv[1]
 @partial(entry_point, name=NAME)
 def main() -> str:
     """Base and the row's inputs -> artifacts/NAME, results/NAME."""
-    # This runs only the code of the row's own module (`captrain.projects.pipeline`).
+    # The digest of a row's code begins at this script and at the row's own module (`captrain.projects.pipeline`).
     return import_module("captrain.comparison").baselines()[NAME].run(load_spec())
 
 

@@ -231,6 +231,12 @@ def test_a_grid_of_slurm_jobs_shares_stages_and_resumes_after_a_failure(project:
     assert len(points(project, "grid")) == 4
 
 
+def shown_jobs(project: Path) -> list[str]:
+    """The states of the sweep's jobs, as `captrain jobs` shows them."""
+    listed = subprocess.run([BIN / "captrain", "jobs"], cwd=project, capture_output=True, text=True, check=True).stdout
+    return sorted(re.findall(r"sweep sweep +(\w+)", listed))
+
+
 @pytest.mark.needs("slurm")
 def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered(
     project: Path, cluster: Cluster
@@ -247,9 +253,9 @@ def test_a_point_with_a_dead_slurm_job_is_named_and_finished_points_are_gathered
     point = point_of(Choice(experiment="default", seed=0, overrides=["selection.agreement=3"]), ["selection.delta=0.8"])
     assert status == 1 and f"point {point.name} did not finish" in said and "1 of 2 points failed" in said
     assert len(points(project, "sweep")) == 1
-    assert sorted(cluster.over()) == ["sweep COMPLETED", "sweep FAILED"]
-    listed = subprocess.run([BIN / "captrain", "jobs"], cwd=project, capture_output=True, text=True, check=True).stdout
-    assert sorted(re.findall(r"sweep sweep +(\w+)", listed)) == ["ended", "failed"], listed
+    # Slurm may still clean up after the jobs.
+    until(lambda: sorted(cluster.over()) == ["sweep COMPLETED", "sweep FAILED"])
+    until(lambda: shown_jobs(project) == ["ended", "failed"])
     publish_text(project / ".cache/mended", "")
     status, said, ran = sweep(project, *grid)
     assert (status, ran) == (0, ["evaluation 0 0.8 3"]), said

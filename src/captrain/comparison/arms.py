@@ -1,4 +1,4 @@
-"""Arms of the evaluation: the base model and everything that the stages trained. All play the same test tasks.
+"""Arms of the evaluation: the base model and everything that the stages trained. They play the same test tasks.
 
 An arm acts with the base, an adapter or lines of guidance. A composition of adapters acts only on tasks routed to it.
 All arms play with the same randomness, so comparisons are paired. Every router and every bound is computed from one

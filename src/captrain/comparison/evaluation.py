@@ -4,12 +4,12 @@ Each row is played separately (`play_row`, stage `evaluation@ROW`), so a changed
 `compare_rows` (stage `comparison`) reads the outcomes of all rows.
 
 Learning curves: a curve is the pass rate of one training's checkpoints on the test split, over the rollouts spent. (The
-paper's figure 4 instead trains a new adapter for every budget.) Each point uses the final routes, because routes depend
-on environments and not on adapters. With a constant learning rate, a checkpoint equals a training with that budget.
+paper's figure 4 instead trains a new adapter for every budget.) Each point uses the final routes, whose gate depends on
+the finished adapters. With a constant learning rate, a checkpoint equals a training with that budget.
 With a schedule that falls to zero it does not.
 
-TRACE and GRPO on the target have a curve. The rollouts of a point include diagnosis, calibration, and training up to
-the point. The last point is the row of the evaluation itself. Curves are never used to choose anything.
+TRACE and GRPO on the target have a curve. The rollouts of a point are those of training up to it; TRACE's also include
+diagnosis and calibration. The last point is the row of the evaluation itself. Curves are never used to choose anything.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ class CurveOutcomes(Record):
 
 @dataclass(frozen=True)
 class PlayedRow:
-    """Everything that the comparison needs of one row, so that it depends on artifacts/played and on no row by name.
+    """What the comparison reads of every row, so that a new row is no new input of it.
 
     - rollouts, outcomes, ledger, curve: of what the row played on the test split.
     - spent: the ledger of the row's own stage. Empty for the base, and for TRACE, which is the work of several stages.

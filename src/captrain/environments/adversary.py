@@ -1,11 +1,11 @@
 """An adversary that tries to earn reward without the capability: by guessing, or by changing the solution.
 
-It plays scripts, which only use values that their agent has seen:
+It plays scripts:
 
-- Guesses leave out the look-ups that the step needs. They follow a rule of `guesses`, or try candidates, wildcards and
-  parts of ids, or ask other tools.
-- Mistakes make all look-ups, and then another mistake than the broken solution.
-- Blind scripts ignore the task.
+- Guesses leave out the look-ups that the step needs. They use visible values: by a rule of `guesses`, or as candidates,
+  wildcards and parts of ids, or they ask other tools.
+- Mistakes make all look-ups and then another wrong step, or the broken solution with other words.
+- Blind scripts skip the step.
 
 Rules are fitted on some tasks, and scripts are played on others. Successive halving finds the script that earns most.
 """
@@ -79,7 +79,7 @@ class Exploit:
 
     @property
     def least(self) -> float:
-        """Lower bound of the mean: `SURE` standard errors below it, with one zero reward added."""
+        """Lower bound of the mean: one zero reward is added, then the mean minus `SURE` standard errors."""
         values = [*self.rewards.values(), 0.0]
         return mean(values) - SURE * stdev(values) / len(values) ** 0.5
 
@@ -475,7 +475,7 @@ class Adversary:
         return scripts
 
     def mistakes(self) -> dict[str, Script]:
-        """Scripts that make all look-ups and then another mistake than `broken`. Names complete "a solution ..."."""
+        """Scripts of mistakes other than `broken`, or of it with other words. Names complete "a solution ..."."""
         scripts: dict[str, Script] = {
             "that stops before the step": lambda v, _: [*v.all_before, *v.after],
             "with another call again in place of the step": _repeat,

@@ -8,7 +8,7 @@ If a rule is right in many tasks, an agent can earn reward without the capabilit
 - a number computed from the visible ones (`rules_by_arithmetic`)
 - the right answer of the most similar task (`nearest_answer`)
 
-`rules_of` lists the rules for some tasks. `fitted` finds the decision tree over them that is right most often.
+`rules_of` lists the rules that a decision tree may use, and `fitted` builds the tree greedily.
 """
 
 import re
@@ -23,9 +23,9 @@ from captrain.environments.views import Candidate, Choice, number_in
 from captrain.environments.worded import ANSWER
 
 DEPTH, GAINED = 3, 1
-"""Depth of the decision tree, and number of tasks that a split or a mark must gain."""
+"""Depth of the decision tree, and the gain in tasks that a split or a mark must exceed."""
 FIELDS = 4
-"""Maximum number of numbers, and of texts, that a rule compares in a candidate's record."""
+"""Maximum number of numbers, and of texts, of a candidate's record that get a rule each."""
 MARKS = 16
 """Maximum number of rules that pick the candidate with a certain text."""
 
@@ -236,7 +236,7 @@ COMPUTED: dict[str, Callable[[Choice], int]] = {
 
 
 def _calculated(number: Callable[[Choice], int], factor: float, added: int, view: Choice) -> str | None:
-    """Write a number as the right answer is written: "$40.00" for "$30.00"."""
+    """Write a number as the right answer is written: 4000 becomes "$40.00" if that is "$30.00"."""
     found, places = round(number(view) * factor) + added, re.search(r"\d\.(\d+)", view.right)
     text = f"{found / 10 ** len(places[1]):.{len(places[1])}f}" if places else str(found)
     return re.sub(r"\d+(?:\.\d+)?", text, view.right, count=1) if re.search(r"\d", view.right) else None

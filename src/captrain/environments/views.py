@@ -203,14 +203,14 @@ class View(Choice):
         all_before: the solution's messages before the step, with the needed look-ups.
         after: the solution's messages after the step.
         tool: the step's tool; "" if the step is words.
-        wrong: the value or tool in the step of the broken solution.
+        wrong: the value or tool in the step of the broken solution; "" if it leaves the call out.
         wrong_arguments: the arguments of the wrong tool, if the tool is chosen.
         has_choice: whether results or told texts show both the right and the wrong value. True if the tool is chosen;
             for words, see `must_be_found`.
         needed: the tools whose calls are left out.
         about_candidates: whether the needed look-ups are those about candidates. If False, all look-ups are needed.
-        listed: of all results, the longest list of values that have the right shape and include the right value.
-        values: all values of all results, also of look-ups that are left out.
+        listed: of the results before the step, the longest list of values of the right shape with the right value.
+        values: all values in results before the step, also of look-ups that are left out.
         said: the step's words, and the same without those that only the needed look-ups tell; both "" for a call.
     """
 
