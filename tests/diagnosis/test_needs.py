@@ -127,3 +127,22 @@ def test_a_shell_whose_last_command_failed_is_not_said_to_leave_an_earlier_one_u
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     diagnosis = diagnose(read_logs([log], None), SELECTION, runs=10, count=4, seed=0)
     assert {name for name, tally in diagnosis.account.causes.items() if tally.primary} == set()
+
+
+def test_a_call_that_is_left_out_is_no_cause_in_a_task_that_also_passes_without_it(tmp_path: Path) -> None:
+    rows = list[JsonObject]()
+    for task in range(100):
+        for trial, calls in enumerate((True, False, task >= 10)):
+            messages: list[JsonObject] = [{"role": "user", "content": f"Order {task} is wrong, help me."}]
+            for tool in ("get_order", "refund_order") if calls else ("get_order",):
+                call = {"name": tool, "arguments": json.dumps({"order": task})}
+                messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": call}]})
+                messages.append({"role": "tool", "tool_call_id": "c", "content": f"{tool} {task}"})
+            messages.append({"role": "assistant", "content": "Done."})
+            rows.append({"task_id": f"t{task}", "trial": trial, "messages": messages, "reward": float(trial != 1)})
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kinds: dict[str, ToolKind] = {"get_order": "read", "refund_order": "write"}
+    diagnosis = diagnose(read_logs([log], None), SELECTION, runs=10, count=4, seed=0, kinds=kinds)
+    causes = {name: tally.primary for name, tally in diagnosis.account.causes.items() if tally.primary}
+    assert causes == {"missing_write": 90}

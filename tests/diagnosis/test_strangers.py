@@ -197,31 +197,6 @@ def test_what_an_agent_with_a_shell_did_is_observed_and_no_cause(
     assert causes(row) == [] and ("Observed, but not a cause" in printed) == bool(names)
 
 
-DIFF = turn("bash", "+ y", command="cd /repo && git diff")
-MISSING = turn("bash", "bash: pyton: command not found", command="cd /repo && pyton run.py --fast")
-BREAKS = turn("bash", "1 failed", command="pytest -q tests")
-
-
-@pytest.mark.parametrize(
-    ("steps", "evidence"),
-    [
-        ([MISSING, DIFF], 'no later successful call shares a word with "pyton run.py --fast"'),
-        ([PASSES, EDIT, BREAKS, DIFF], 'no later successful call shares a word with "pytest -q tests"'),
-        ([BREAKS, EDIT, PASSES, DIFF], ""),
-        ([MISSING, turn("bash", "ok", command="python3 /repo/run.py"), DIFF], ""),
-        ([turn("bash", "x = 1\nKeyError: 2\nthe end", command="cat notes.txt"), DIFF], ""),
-        ([turn("click", "Error: no element 12", bid="12"), turn("click", "ok", bid="13"), DIFF], ""),
-        ([turn("web_search", "Error: no hits", query="Rhine"), turn("web_search", "ok", query="rivers"), DIFF], ""),
-    ],
-)
-def test_a_failed_command_is_answered_by_a_success_that_may_be_its_retry_and_by_no_other(
-    steps: list[list[Row]], evidence: str, tmp_path: Path
-) -> None:
-    [row], _ = diagnosed(tmp_path, written(tmp_path, coding(*steps)))
-    errors = [remark["evidence"] for remark in row.get("observations", []) if remark["name"] == "unanswered_error"]
-    assert len(errors) == bool(evidence) and all(evidence in error for error in errors)
-
-
 def test_a_pass_that_read_the_solution_or_broke_the_policy_is_listed_and_counts_as_passed(tmp_path: Path) -> None:
     read = coding(turn("bash", "42", command="cat tests/expected_output.txt"), EDIT, PASSES) | {"reward": 1}
     rows, printed = diagnosed(tmp_path, written(tmp_path, read, coding(EDIT, PASSES) | {"reward": 1}))

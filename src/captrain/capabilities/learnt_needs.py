@@ -107,21 +107,28 @@ class Needs:
         self._needs = {name: [*self._of(tally)] for name, tally in tallies.items()}
         self._passed = self._steps_of_passes(rollouts)
 
-    def _steps_of_passes(self, rollouts: Iterable[Rollout]) -> dict[tuple[str, str], set[str]]:
-        """Return, for each task that a rollout passes, those steps of needs that its passed rollouts make."""
+    def _steps_of_passes(self, rollouts: Iterable[Rollout]) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
+        """Return, for each passed task, the steps of needs that any of its passed rollouts makes, and that all make."""
         steps = {name: {need.step for need in needs} - {""} for name, needs in self._needs.items()}
-        passed = dict[tuple[str, str], set[str]]()
+        passed = dict[tuple[str, str], tuple[set[str], set[str]]]()
         if any(steps.values()):
             for rollout in (rollout for rollout in rollouts if rollout.outcome == "passed"):
-                made = {call.step for call in calls_in(rollout.messages, self._toolbox)}
-                task = passed.setdefault((rollout.environment, rollout.task.id), set())
-                task |= made & steps[rollout.environment]
+                made = {call.step for call in calls_in(rollout.messages, self._toolbox)} & steps[rollout.environment]
+                some, every = passed.setdefault((rollout.environment, rollout.task.id), (set(), {*made}))
+                some |= made
+                every &= made
         return passed
 
     def _known(self, rollout: Rollout) -> list[Need]:
         """Return the needs of a rollout's task. Whether it needs a step is only known from its passed rollouts."""
-        needs, made = self._needs.get(rollout.environment, []), self._passed.get((rollout.environment, rollout.task.id))
-        return [n for n in needs if not n.step or (made is not None and (n.step in made) != n.association.holds)]
+        needs, passed = (
+            self._needs.get(rollout.environment, []),
+            self._passed.get((rollout.environment, rollout.task.id)),
+        )
+        if passed is None:
+            return [need for need in needs if not need.step]
+        some, every = passed
+        return [n for n in needs if not n.step or (n.step not in some if n.association.holds else n.step in every)]
 
     def _of(self, tally: Tally) -> Iterator[Need]:
         for row in tally.associations():

@@ -64,8 +64,6 @@ SHELLS = re.compile(r"bash|shell|terminal|command|cmd|exec|run", re.IGNORECASE)
 COMMANDS = {"command", "cmd", "script", "keystrokes"}
 """Names of arguments that hold a shell command."""
 CODE = re.compile(r"python|code|cell|sql|jupyter", re.IGNORECASE)
-COMMAND_END = re.compile(r"&&|\|\||[;|\n]")
-NAME_END = re.compile(r"[^\w/.~@:+-]+")
 CONFIRM = re.compile(r"(?<![^.\n])[^.\n]*\b(?:obtain|ask|get|require|wait)[^.\n]*\bconfirm[^.\n]*", re.IGNORECASE)
 Noted = tuple[int, str] | None
 """The index of the message that shows an observation, and the evidence."""
@@ -97,17 +95,10 @@ def _is_change(call: Call) -> bool:
     command = call.arguments.get("command")
     verb = command if isinstance(command, str) and command.isidentifier() else call.tool.lower()
     is_edit = EDITS.search(verb) is not None and not VIEWS.fullmatch(verb)
-    is_shell = _is_command(call) and not CODE.search(call.tool)
+    # Search tools also count as environments, but a search query is not a command.
+    is_command = SHELLS.search(call.tool) is not None or not COMMANDS.isdisjoint(call.arguments)
+    is_shell = is_command and not CODE.search(call.tool)
     return not call.failed and (is_edit or (is_shell and WRITES.search(_text(call)) is not None))
-
-
-def _is_command(call: Call) -> bool:
-    """Return whether a call runs a shell command or code.
-
-    Search tools and browsers also count as environments. A query in other words, or a click elsewhere, may be a retry.
-    """
-    is_named = SHELLS.search(call.tool) is not None or CODE.search(call.tool) is not None
-    return call.kind == "environment" and (is_named or not COMMANDS.isdisjoint(call.arguments))
 
 
 def _has_failed(call: Call) -> bool:
@@ -150,50 +141,16 @@ def repeated(view: RolloutView) -> Noted:
     return None
 
 
-def _reports_failure(call: Call) -> bool:
-    """Return whether a call reports its own failure. An error in the middle of an output may be text that was read."""
-    lines = text_of(call.result or "").strip().splitlines()
-    return call.failed or (bool(lines) and _shows_failure(lines[-1]))
-
-
-def _names(text: str) -> set[str]:
-    """Return the words of a command, and the last part of each path."""
-    words = {word.strip("/.~@:+-") for word in NAME_END.split(text)} - {""}
-    return words | {word.rpartition("/")[2] for word in words}
-
-
-def _parts(call: Call) -> list[str]:
-    """Return the single commands or lines of code that a call consists of."""
-    return [part.strip() for part in COMMAND_END.split(_text(call)) if part.strip()]
-
-
 def unanswered_error(view: RolloutView) -> Noted:
-    """A call failed, and no later call can be a successful retry.
-
-    That is known if no later call of its tool succeeded. It is also known of a command if it has no word in common with
-    any later successful call. Parts that other successful calls have, such as `cd /repo`, are not what failed.
-    """
-    noted: Noted = None
-    last = _commands(view)[-1:]
-    succeeded = defaultdict[str, set[str]](set)
-    for call in [call for call in view.acts if not _reports_failure(call)]:
-        for part in _parts(call):
-            succeeded[part].add(_text(call))
-    later_tools, later_names = set[str](), set[str]()
-    for call in reversed(view.acts):
-        if call.result is not None and call not in last:
-            parts = [part for part in _parts(call) if not succeeded[part] - {_text(call)}]
-            names = {name for part in parts for name in _names(part)}
-            evidence = ""
-            if _has_failed(call) and call.tool not in later_tools:
-                evidence = f"no later call of {call.tool} succeeded"
-            elif _is_command(call) and _reports_failure(call) and names and names.isdisjoint(later_names):
-                evidence = f"no later successful call shares a word with {quoted('; '.join(parts))}"
-            if evidence:
-                noted = call.message, f"{call} failed, and {evidence}: {quoted(text_of(call.result)[-TAIL:])}"
-        later_tools |= set() if _has_failed(call) else {call.tool}
-        later_names |= set() if _reports_failure(call) else _names(_text(call))
-    return noted
+    """A call failed, and no later call of its tool succeeded."""
+    for call in [call for call in view.acts if call not in _commands(view)[-1:]]:
+        later = [peer for peer in view.acts if peer.place > call.place and peer.tool == call.tool]
+        if call.result is not None and _has_failed(call) and all(map(_has_failed, later)):
+            return (
+                call.message,
+                f"{call} failed, and no later call of {call.tool} succeeded: {quoted(text_of(call.result))}",
+            )
+    return None
 
 
 def left_as_text(view: RolloutView) -> Noted:

@@ -28,7 +28,6 @@ from captrain.interop.logs.messages import (
 )
 from captrain.interop.logs.outcomes import NO_REWARD
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
-from captrain.interop.logs.semantic_kernel import is_kernel, of_kernel
 from captrain.interop.logs.source import (
     MALFORMED,
     CallEntry,
@@ -79,14 +78,12 @@ OTHER_ROLES = {
     "human": "user",
 }
 """Role in other tools' notation, without hyphens -> role in OpenAI's."""
-KINDS = (is_item, is_langchain, is_sharegpt, is_autogen, is_kernel)
-"""Functions that tell whether an object is a message in the notation of one tool."""
 
 
 def is_message(item: object) -> bool:
     """Return whether an object is a message of any of these formats."""
     is_chat = isinstance(item, Mapping) and isinstance(item.get("role"), str)
-    return is_chat or any(is_one(item) for is_one in KINDS) or is_turn(item)
+    return is_chat or is_item(item) or is_langchain(item) or is_sharegpt(item) or is_autogen(item) or is_turn(item)
 
 
 def is_spoken(items: Sequence[object]) -> bool:
@@ -94,7 +91,8 @@ def is_spoken(items: Sequence[object]) -> bool:
 
     A list in a known format always is. In any other notation, an agent and somebody else must both speak.
     """
-    return is_exchange(items) or any(is_one(item) for item in items for is_one in KINDS)
+    kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
+    return is_exchange(items) or any(is_one(item) for item in items for is_one in kinds)
 
 
 def _is_foreign_turn(item: object) -> bool:
@@ -337,7 +335,8 @@ def chat_entry(file: str, number: int, row: ChatRow) -> Entry | str:
 
 def _has_known_field(item: Foreign) -> bool:
     """Return whether a message has a field for texts, even if it is empty or holds something else, such as an image."""
-    return any(is_one(item) for is_one in KINDS) or not {*PARTS, *LISTED_RESULTS}.isdisjoint(item)
+    is_known = any(is_one(item) for is_one in (is_item, is_langchain, is_sharegpt, is_autogen))
+    return is_known or not {*PARTS, *LISTED_RESULTS}.isdisjoint(item)
 
 
 def fact(value: object) -> str:
@@ -365,8 +364,6 @@ def dialogue_of(items: Iterable[object]) -> list[Message]:
             parts = of_item(item)
         elif is_autogen(item):
             parts = of_autogen(item)
-        elif is_kernel(item):
-            parts = of_kernel(item)
         elif _is_foreign_turn(item):
             parts = of_turn(item)
         elif isinstance(item, Mapping):

@@ -25,25 +25,20 @@ from captrain.interop.logs import (
     adk,
     agentdojo,
     answers,
-    assistants,
     atif,
     bedrock,
     bfcl,
-    bot_framework,
     chat,
-    crewai,
     exchange,
     inspect,
     langfuse,
     langsmith,
-    lm_eval,
     medagent,
     nemo_gym,
     openai_evals,
     openhands,
     own,
     promptfoo,
-    rasa,
     requests,
     sessions,
     spans,
@@ -95,7 +90,6 @@ from captrain.interop.logs.source import (
     schemas_by_name,
 )
 from captrain.interop.logs.traces import NO_MESSAGES, Rows, TraceFormat, read_traces
-from captrain.interop.logs.undialogued import WITHOUT_DIALOGUE
 from captrain.interop.logs.written import executed
 from captrain.records import JsonObject, Rollout, Spool, censored, counted, digest, plain, require_regular, tracked
 
@@ -137,9 +131,6 @@ ROWS = (
     adk.ADK,
     toolbench.TOOLBENCH,
     promptfoo.PROMPTFOO,
-    lm_eval.LM_EVAL,
-    crewai.CREW,
-    rasa.RASA,
     exchange.RESPONSES,
     chat.LANGCHAIN,
     chat.SHAREGPT,
@@ -154,8 +145,6 @@ FILES = (
     sessions.SESSIONS,
     openhands.EVENTS,
     bedrock.BEDROCK,
-    assistants.RUN_STEPS,
-    bot_framework.TRANSCRIPTS,
     speakers.DIALOGUE,
     requests.REQUESTS_OF_RUN,
     steps.STEPS_OF_FILE,
@@ -202,8 +191,6 @@ REMEDIES = {
     terminal_bench.NO_EPISODES: "name the session files that the agent itself wrote, with `--scores FILE`, a CSV of "
     "outcomes that begins with the line task_id,reward",
     "its reference ": f"write the solution as the assistant's messages, as a field of the row:\n{REFERENCE}",
-    crewai.NO_MESSAGES: "write CrewOutput.model_dump_json() with a version of CrewAI whose TaskOutput has `messages`",
-    **{f"{NO_FORMAT}: {kind.reason}": kind.remedy for kind in WITHOUT_DIALOGUE},
     UNKNOWN: REMEDY,
     chat.NO_WORDS: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
     chat.CHAT.name: f"write each dialogue like this, 1 for passed and 0 for failed:\n{EXAMPLE}",
@@ -683,8 +670,6 @@ def _without_dialogue(rows: Sequence[Foreign], choices: Choices) -> str:
     """Return the reason why a file has no known format. It names the fields of the first row."""
     if choices.messages:
         return f"{NO_FIELD} {choices.messages}"
-    if kind := next((kind for kind in WITHOUT_DIALOGUE for row in rows if _holds(kind.recognizes, row)), None):
-        return f"{NO_FORMAT}: {kind.reason}"
     fields = ", ".join(plain(str(name))[:40] for name in [*(rows[0] if rows else ())][:8])
     field = next((name for row in rows[:2] for name in steps.likely_messages(row)), "")
     hint = f"; `{field}` may be one: add --messages {shlex.quote(field)}" if field else ""

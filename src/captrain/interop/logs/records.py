@@ -26,7 +26,7 @@ SUBJECTS = ("metric", "metric_name", "name")
 """Fields by which an object in a list says what it is about. It is then not about the row in its place."""
 LONGEST = 1 << 26
 """Longest CSV cell in characters. Dialogues are long, but an unclosed quote would read the rest of the file."""
-OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson", ".transcript")
+OF_JSON = (".json", ".jsonl", ".eval", ".traj", ".ndjson")
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 DELIMITERS = ",;\t"
 TRUTHS = {"true": True, "false": False}

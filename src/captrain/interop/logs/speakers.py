@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from captrain.interop.logs.autogen import is_autogen
 from captrain.interop.logs.beside import task_of
-from captrain.interop.logs.chat import KINDS, OTHER_ROLES, ROLES, is_message, is_spoken, oldest_first, unwrapped
+from captrain.interop.logs.chat import OTHER_ROLES, ROLES, is_message, is_spoken, oldest_first, unwrapped
+from captrain.interop.logs.messages import is_item, is_langchain, is_sharegpt
 from captrain.interop.logs.records import ChatRow, FileFormat, RowFormat
 from captrain.interop.logs.source import Foreign, call_entry, calling, text_of
 from captrain.interop.logs.turns import speaker_of
@@ -75,7 +77,8 @@ def _turns(rows: Sequence[Foreign]) -> list[Foreign]:
 def _dialogue(rows: Sequence[Foreign], path: Path) -> ChatRow:
     rows = [row for row in oldest_first([*_turns(rows)]) or () if isinstance(row, Mapping)]
     known = {*ROLES, *OTHER_ROLES}
-    is_foreign = any(is_one(row) for row in rows for is_one in KINDS) or not any("role" in row for row in rows)
+    kinds = (is_item, is_langchain, is_sharegpt, is_autogen)
+    is_foreign = any(is_one(row) for row in rows for is_one in kinds) or not any("role" in row for row in rows)
     is_plain = is_foreign or all(str(row.get("role")).lower() in known or speaker_of(row) for row in rows)
     shown = [row for row in rows if row.get("role") != "exit"]
     return ChatRow(shown if is_plain else of_speakers(rows), None, task_id=task_of(path))
