@@ -29,6 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import Server
 
 from captrain.errors import UserError
 
@@ -254,7 +255,7 @@ class Protected:
 
 async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive: Receive, send: Send) -> None:
     """Answer a request. Cancel the work if the client disconnects, and answer 503 if this server stops."""
-    begun = finished = False
+    begun = finished = is_gone = False
 
     async def sending(message: Message) -> None:
         nonlocal begun, finished
@@ -262,8 +263,10 @@ async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive
         await send(message)
 
     async def until_gone() -> None:
+        nonlocal is_gone
         while (await receive())["type"] != "http.disconnect":
             pass
+        is_gone = True
         if not finished:
             answering.cancel()
 
@@ -272,7 +275,8 @@ async def _while_waited_for(app: ASGIApp, scope: Scope, replay: Receive, receive
     try:
         await answering
     except asyncio.CancelledError:
-        if not watching.done() and not begun:
+        # `watching` may be done, too: a server that stops cancels all tasks, in any order.
+        if not is_gone and not begun:
             headers = {"retry-after": "1", "connection": "close"}
             await refusal(503, STOPPING, headers)(scope, receive, send)
     finally:
@@ -298,6 +302,16 @@ class _Ahead:
         self._transport.write(START[self._sent : self._sent + 1])
         self._sent += 1
         return self._sent < len(START)
+
+
+class PunctualServer(Server):
+    """A server that ends after the requests that it cancels have sent their answers."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn, which ends the process without waiting for the tasks that it has cancelled."""
+        await super().shutdown(sockets)
+        if tasks := {*self.server_state.tasks}:
+            await asyncio.wait(tasks, timeout=1)
 
 
 class PunctualProtocol(H11Protocol):

@@ -27,7 +27,7 @@ from captrain.serving.openai_schemas import (
     StreamOptions,
     UnloadAdapterRequest,
 )
-from captrain.serving.protection import Protected, Protection, PunctualProtocol, new_application
+from captrain.serving.protection import Protected, Protection, PunctualProtocol, PunctualServer, new_application
 
 GRACE = 2
 """Seconds that running requests get to finish after the process is told to stop."""
@@ -154,7 +154,7 @@ def run_application(app: Protected, name: str, host: str, port: int, protection:
     )
     print(f"{name} is served on http://{host}:{channels[0].getsockname()[1]}/v1", flush=True)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(channels)
+        PunctualServer(config).run(channels)
 
 
 def require_free(host: str, port: int) -> None:
