@@ -254,7 +254,7 @@ class View(Choice):
     def ending(self, value: str) -> list[Message]:
         """Return the messages after the step, with `value` in place of the right value.
 
-        Drop messages whose calls use values that the agent has not seen.
+        Calls with values that the agent has not seen are left out.
         """
         seen, kept = "\n".join([value, *self.told, *self.replies]), list[Message]()
         for message in self.after:
@@ -334,8 +334,8 @@ def _changed_step(
 def _lookups_about_candidates(key: str, right: str, arguments: JsonObject, lookups: list[Answered]) -> list[Answered]:
     """List the look-ups whose arguments name candidates for the step's value, or for a tool, an argument of the step.
 
-    Return none if all of them name the right value: it was known before. Return none for an answer in words that no
-    look-up names.
+    The list is empty if all of them name the right value, because then it was known before. It is also empty for an
+    answer in words that no look-up names.
     """
     if key == "tool":
         return [call for call in lookups if {*leaves(call.arguments)} & {*leaves(arguments)}]

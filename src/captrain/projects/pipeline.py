@@ -326,7 +326,7 @@ class _LockFile:
         """Set to start no further stage."""
 
     def reproduce(self, stage: "Stage", *, interactive: bool, **settings: object) -> "Stage | None":
-        """Run a stage unless it is up to date. DVC calls this instead of its own function, which also writes."""
+        """Run a stage unless it is up to date. DVC calls this in place of its own, which also writes."""
         if self.is_interrupted:
             raise InterruptedError
         finished: Stage | None = stage.reproduce(interactive, **settings)
@@ -345,7 +345,7 @@ class _LockFile:
             self._finished, self._written = [], time.monotonic()
 
     def close(self) -> None:
-        """Let a write end and allow no other, so that the end of this process cuts off none."""
+        """Wait until a write has ended, and block later ones: the end of this process must not cut one off."""
         self._writing.acquire()
 
 
